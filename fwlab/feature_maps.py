@@ -1,13 +1,13 @@
 r"""Feature maps $\phi$ for keys and queries, and their normalisations.
 
-A feature map turns the last dimension of a tensor, of width `d`, into
-`width(d)` features, and keeps all other dimensions. Maps work position
-by position, so nothing in $\phi(k_t)$ depends on another step.
+A feature map turns the last dimension of a tensor, of width `d`, into `width(d)`
+features, and keeps all other dimensions. Maps work position by position, so nothing in
+$\phi(k_t)$ depends on another step.
 
-Sources: Schlag, Irie, Schmidhuber 2021 (arXiv:2102.11174), sections 4.2
-and 5; Katharopoulos et al. 2020 (arXiv:2006.16236) for ELU + 1;
-Choromanski et al. 2021 (arXiv:2009.14794) for FAVOR+; Peng et al. 2021
-(arXiv:2103.02143) for random Fourier features.
+Sources: Schlag, Irie, Schmidhuber 2021 (arXiv:2102.11174), sections 4.2 and 5;
+Katharopoulos et al. 2020 (arXiv:2006.16236) for ELU + 1; Choromanski et al. 2021
+(arXiv:2009.14794) for FAVOR+; Peng et al. 2021 (arXiv:2103.02143) for random Fourier
+features.
 """
 
 import math
@@ -16,21 +16,40 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from fwlab import arguments
-from fwlab.transforms import recorded as _recorded
-from fwlab.transforms import traced as _traced
+
+
+def needs_plain_formula() -> bool:
+    """Say whether `torch.compile`, `torch.func` or forward mode transforms a call.
+
+    Then a formula has to be plain: numbers cannot decide what is computed, and a
+    backward pass by hand says nothing about tangents.
+
+        >>> needs_plain_formula()
+        False
+
+    - Returns a bool.
+    """
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+    )
+
+
+#: Denominators below this many of the smallest normal numbers count as 0.
+_LEAST = 4096
 
 
 def divide(x: Tensor, total: Tensor) -> Tensor:
     """`x / total`, and 0 with gradient 0 wherever `total` is 0.
 
-    This is how fwlab treats every empty denominator: it adds no epsilon,
-    so results do not depend on the scale of the features. A total that is
-    too small for all digits of its precision (a subnormal number, in
-    float32 below 1.2e-38) counts as 0, because its gradient may be beyond
-    all numbers.
+    This is how fwlab treats every empty denominator: it adds no epsilon, so results do
+    not depend on the scale of the features. A total that is so small that sums of its
+    gradients may be beyond all numbers (in float32 below 5e-35) counts as 0.
 
         >>> divide(torch.tensor([1.0, 0.0]), torch.tensor([4.0, 0.0]))
         tensor([0.2500, 0.0000])
@@ -40,7 +59,32 @@ def divide(x: Tensor, total: Tensor) -> Tensor:
     - Returns the shape the two broadcast to.
     """
     # `x / inf` is 0, and so are its gradients. One pass over `x` is enough.
-    return x / denominator(total)
+    total = denominator(total)
+    recorded = torch.is_grad_enabled() and (x.requires_grad or total.requires_grad)
+    if recorded and not needs_plain_formula():
+        return _Quotient.apply(x, total)
+    return x / total
+
+
+class _Quotient(torch.autograd.Function):
+    r"""Compute $y = x / t$. Autograd's gradient of $t$ is $-dy\, (y / t)$, summed up.
+
+    Here it is $-(dy \cdot y) / t$: both $y$ and $1 / t$ may be large, and their product
+    beyond all numbers.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, total: Tensor) -> Tensor:
+        y = x / total
+        ctx.save_for_backward(y, total)
+        ctx.shape = x.shape
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
+        y, total = ctx.saved_tensors
+        d_total = -(dy * y).sum_to_size(total.shape) / total
+        return (dy / total).sum_to_size(ctx.shape), d_total
 
 
 def denominator(total: Tensor) -> Tensor:
@@ -53,22 +97,22 @@ def denominator(total: Tensor) -> Tensor:
     - Returns the same shape, in the dtype of `total`.
     """
     wide = torch.float32 if total.dtype.itemsize < 4 else total.dtype
-    return _or_inf(total, torch.finfo(wide).tiny)
+    return _or_inf(total, _LEAST * torch.finfo(wide).tiny)
 
 
 # In place of an empty denominator, infinity: see `divide`.
 def _or_inf(total: Tensor, least: float) -> Tensor:
-    none = total.abs() <= least if least else total == 0
+    none = total.detach().abs() <= least if least else total == 0
     return total.masked_fill(none, torch.inf)
 
 
 def unit_range(x: Tensor) -> Tensor:
     """Scale each vector by a power of two: largest entry in [1, 2).
 
-    Use it before an operation that ignores the length of a vector. Sums
-    then do not overflow (float16 ends at 65504), and squares do not
-    underflow (1e-30 squared is 0 in float32). A power of two changes no
-    digit, and it is constant almost everywhere, so it has no gradient.
+    Use it before an operation that ignores the length of a vector. Sums then do not
+    overflow (float16 ends at 65504), and squares do not underflow (1e-30 squared is 0
+    in float32). A power of two changes no digit, and it is constant almost everywhere,
+    so it has no gradient.
 
         >>> unit_range(torch.tensor([3.0, 8.0]))
         tensor([0.3750, 1.0000])
@@ -76,7 +120,7 @@ def unit_range(x: Tensor) -> Tensor:
     - `x`: `[..., width]`. Returns the same shape; 0 stays 0.
     """
     power = _power(x)
-    if _recorded(x) and _extreme(power):
+    if x.requires_grad and torch.is_grad_enabled() and _extreme(power):
         x = finite_gradient(x)
     return x / power
 
@@ -84,9 +128,9 @@ def unit_range(x: Tensor) -> Tensor:
 def finite_gradient(x: Tensor) -> Tensor:
     """Return `x`, whose gradient is at most the largest number of its dtype.
 
-    The gradient of a tiny feature is about 1 over the feature, which may be beyond
-    all numbers. The slope of a feature map is about as tiny: infinity times it
-    would be infinite, or not a number, where the product is an ordinary number.
+    The gradient of a tiny feature is about 1 over the feature, which may be beyond all
+    numbers. The slope of a feature map is about as tiny: infinity times it would be
+    infinite, or not a number, where the product is an ordinary number.
 
         >>> x = torch.tensor([1e-40], requires_grad=True)
         >>> y = finite_gradient(x) / 1e-40
@@ -96,8 +140,8 @@ def finite_gradient(x: Tensor) -> Tensor:
 
     - `x`: any shape. Returns the same.
     """
-    plain = _traced() or not _recorded(x)
-    return x if plain else _FiniteGradient.apply(x)
+    recorded = x.requires_grad and torch.is_grad_enabled()
+    return _FiniteGradient.apply(x) if recorded and not needs_plain_formula() else x
 
 
 class _FiniteGradient(torch.autograd.Function):
@@ -121,10 +165,10 @@ def _saturated(x: Tensor) -> Tensor:
 def _extreme(total: Tensor) -> bool:
     """Whether a gradient divided by one of these numbers may be infinite.
 
-    Float16 has so few exponents that it always may. For other dtypes only a CPU
-    looks: a GPU would have to be waited for.
+    Float16 has so few exponents that it always may. For other dtypes only a CPU looks:
+    a GPU would have to be waited for.
     """
-    if _traced() or type(total) is not Tensor:  # as where a graph is made
+    if needs_plain_formula() or type(total) is not Tensor:  # as where a graph is made
         return False
     if total.dtype == torch.float16:
         return True
@@ -146,25 +190,24 @@ def _power(x: Tensor) -> Tensor:
 def sum_normalize(x: Tensor) -> Tensor:
     r"""Divide features by their sum (Schlag et al. 2021, Eq. 29).
 
-    $\phi'(k) = \phi(k) \,/\, \sum_j \phi(k)_j$, which balances what a
-    step of the delta rule writes against what it removes (Eqs. 41-51).
+    $\phi'(k) = \phi(k) \,/\, \sum_j \phi(k)_j$, which balances what a step of the delta
+    rule writes against what it removes (Eqs. 41-51).
 
         >>> sum_normalize(torch.tensor([1.0, 3.0]))
         tensor([0.2500, 0.7500])
 
-    - `x`: features, `[..., width]`. Signed features are allowed: the sum
-      may then be negative.
-    - Returns the same shape. A vector whose sum is 0 gives 0, with
-      gradient 0.
+    - `x`: features, `[..., width]`. Signed features are allowed: the sum may then be
+      negative.
+    - Returns the same shape. A vector whose sum is 0 gives 0, with gradient 0.
     """
-    return _normalize(_BySum, x)
+    return _normalized(x, 1)
 
 
 def l2_normalize(x: Tensor) -> Tensor:
     r"""Divide features by their Euclidean norm.
 
-    The normalisation of Gated DeltaNet (Yang et al. 2024,
-    arXiv:2412.06464) in place of the sum of Eq. 29.
+    The normalisation of Gated DeltaNet (Yang et al. 2024, arXiv:2412.06464) in place of
+    the sum of Eq. 29.
 
         >>> l2_normalize(torch.tensor([3.0, 4.0]))
         tensor([0.6000, 0.8000])
@@ -172,131 +215,89 @@ def l2_normalize(x: Tensor) -> Tensor:
     - `x`: features, `[..., width]`.
     - Returns the same shape. The zero vector gives 0, with gradient 0.
     """
-    return _normalize(_ByNorm, x)
+    return _normalized(x, 2)
 
 
-def _normalize(by: "type[_BySum | _ByNorm]", x: Tensor) -> Tensor:
-    """`x` divided by its sums or norms: those of `unit_range`, in effect."""
-    if _traced():
+def _normalized(x: Tensor, order: int) -> Tensor:
+    """Divide `x` by its sums (order 1) or norms (2): those of `unit_range`, in effect."""
+    if needs_plain_formula():
         x = unit_range(x)
-        return divide(x, by.total(x))
-    return by.apply(x)[0] if _recorded(x) else _divided(by, x)[0]
+        return divide(x, _total(x, order))
+    if x.requires_grad and torch.is_grad_enabled():
+        return _Normalized.apply(x, order)[0]
+    return _divided(x, order)[0]
 
 
-class _BySum(torch.autograd.Function):
-    r"""$y = x / n$ with $n = \sum_j x_j$; with $n = 0$, $y = 0$.
+def _total(x: Tensor, order: int) -> Tensor:
+    """Return the sum (order 1) or the norm (2) of each vector, `[..., 1]`."""
+    if order == 1:
+        return x.sum(-1, keepdim=True)
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True)
 
-    One pass over the features where autograd takes four: $dx = (dy -
-    y \cdot dy) / n$. $n$ is an output, too, so there are second
-    derivatives.
+
+class _Normalized(torch.autograd.Function):
+    r"""Compute $y = x / n$ with $n = \sum_j x_j$ or $n = |x|$; with $n = 0$, $y = 0$.
+
+    One pass over the features where autograd takes four: $dx = (dy - y \cdot dy) / n$
+    for the sum, $dx = (dy - y\,(y \cdot dy)) / n$ for the norm. $n$ is an output, too,
+    so there are second derivatives.
     """
 
-    # $n$; where it is out of bounds, `_divided` scales `x` first.
     @staticmethod
-    def total(x: Tensor) -> Tensor:
-        return x.sum(-1, keepdim=True)
+    def forward(ctx: Any, x: Tensor, order: int) -> tuple[Tensor, Tensor]:
+        y, total = _divided(x, order)
+        ctx.save_for_backward(y, total)
+        ctx.order = order
+        ctx.set_materialize_grads(False)
+        return y, total
 
-    # A sum does not lose small terms as a sum of squares does: it only
-    # has to be finite.
-    @staticmethod
-    def bounds(dtype: torch.dtype) -> tuple[float, float]:
-        return 0, torch.finfo(dtype).max
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        return _kept(ctx, *_divided(_BySum, x))
-
-    # $dx = (dy - y \cdot dy) / n + dn$: a gradient that is None is 0,
-    # and costs nothing.
+    # A gradient that is None is 0, and costs nothing. That of $|x|$ is $y$.
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, dn: Tensor | None) -> Any:
-        y, total = ctx.saved_tensors
-        dx = None if dn is None else dn.expand_as(y)
-        if dy is not None:
-            dx_ = _quotient(dy - (dy * y).sum(-1, keepdim=True), total)
-            dx = dx_ if dx is None else dx + dx_
-        return dx
-
-
-class _ByNorm(torch.autograd.Function):
-    r"""The same with $n = |x|$: $dx = (dy - y\,(y \cdot dy)) / n$."""
-
-    # $n = |x|$; its square must neither overflow nor vanish: see
-    # `bounds`.
-    @staticmethod
-    def total(x: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-
-    @staticmethod
-    def bounds(dtype: torch.dtype) -> tuple[float, float]:
-        """Between them, squares neither overflow nor vanish."""
-        limits = torch.finfo(dtype)
-        return limits.tiny**0.4, limits.max**0.4
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        return _kept(ctx, *_divided(_ByNorm, x))
-
-    # $dx = (dy - y\,(y \cdot dy)) / n + dn\, y$, since $y$ is the
-    # gradient of $|x|$.
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor | None, dn: Tensor | None) -> Any:
-        y, norm = ctx.saved_tensors
-        dx = None if dn is None else dn * y
+        (y, total), by_sum = ctx.saved_tensors, ctx.order == 1
+        dx = dn
+        if dn is not None:
+            dx = dn.expand_as(y) if by_sum else dn * y
         if dy is not None:
             along = (dy * y).sum(-1, keepdim=True)
-            dx_ = _quotient(torch.addcmul(dy, y, along, value=-1), norm)
-            dx = dx_ if dx is None else dx + dx_
-        return dx
+            rest = dy - along if by_sum else torch.addcmul(dy, y, along, value=-1)
+            rest = rest.div_(_or_inf(total, 0.0))
+            rest = _saturated(rest) if _extreme(total) else rest
+            dx = rest if dx is None else dx + rest
+        return dx, None
 
 
-# A gradient divided by a total, in place.
-def _quotient(dx: Tensor, total: Tensor) -> Tensor:
-    dx = dx.div_(_or_inf(total, 0.0))
-    return _saturated(dx) if _extreme(total) else dx
+def _divided(x: Tensor, order: int) -> tuple[Tensor, Tensor]:
+    """Return each vector over its total, and the total.
 
-
-# What the backward pass needs of the forward pass.
-def _kept(ctx: Any, y: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
-    ctx.save_for_backward(y, total)
-    ctx.set_materialize_grads(False)
-    return y, total
-
-
-def _divided(by: type[_BySum] | type[_ByNorm], x: Tensor) -> tuple[Tensor, Tensor]:
-    """The forward pass of both.
-
-    A power of two changes no digit, so only vectors whose total is out of
-    bounds need `unit_range`. A GPU would have to wait for this check; there
-    all vectors get it.
+    A power of two changes no digit, so only vectors whose total is out of bounds need
+    `unit_range`. A GPU would have to wait for this check; there all vectors get it.
     """
     if x.device.type != "cpu":
-        return _by_power(by, x)
-    total = by.total(x)
-    minimum, maximum = by.bounds(x.dtype)
+        return _by_power(x, order)
+    limits = torch.finfo(x.dtype)
+    if order == 1:  # a sum only has to be finite: it does not lose small terms
+        total, least, most = x.sum(-1, keepdim=True), 0, limits.max
+    else:  # squares must neither overflow nor vanish
+        total = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        least, most = limits.tiny**0.4, limits.max**0.4
     if total.numel():
         lowest, highest = total.aminmax()
-        if minimum < lowest.item() and highest.item() <= maximum:
+        if least < lowest.item() and highest.item() <= most:
             return x / total, total  # the usual case
     y, size = x / _or_inf(total, 0.0), total.abs()
-    extreme = ~((size >= minimum) & (size <= maximum))[..., 0]  # or NaN
+    extreme = ~((size >= least) & (size <= most))[..., 0]  # or NaN
     if extreme.any():
-        y[extreme], total[extreme] = _by_power(by, x[extreme])
+        y[extreme], total[extreme] = _by_power(x[extreme], order)
     return y, total
 
 
-# Quotient and total of vectors in range.
-def _plainly(by: type[_BySum] | type[_ByNorm], x: Tensor) -> tuple[Tensor, Tensor]:
-    total = by.total(x)
-    return x / _or_inf(total, 0.0), total
-
-
-# The same of any vectors: `unit_range` first, and the total back in
-# units of `x`.
-def _by_power(by: type[_BySum] | type[_ByNorm], x: Tensor) -> tuple[Tensor, Tensor]:
+def _by_power(x: Tensor, order: int) -> tuple[Tensor, Tensor]:
+    """Do the same with vectors in `unit_range`, and the total in units of `x`."""
     power = _power(x)
-    y, total = _plainly(by, x / power)
-    return y, total * power
+    x = x / power
+    total = _total(x, order)
+    return x / _or_inf(total, 0.0), total * power
 
 
 class FeatureMap(nn.Module):
@@ -316,13 +317,12 @@ class FeatureMap(nn.Module):
     def scaled(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         r"""Features that stay in range, and the logarithm of their scale.
 
-        $\phi(x)$ = features $\cdot\, e^{\text{scale}}$. If the scale
-        cancels later, the features alone are enough. Autograd treats the
-        scale as a constant.
+        $\phi(x)$ = features $\cdot\, e^{\text{scale}}$. If the scale cancels later, the
+        features alone are enough. Autograd treats the scale as a constant.
 
         - `x`: `[..., d]`.
-        - Returns `[..., width]` and `[...]`, or None instead of the
-          latter if $\phi$ needs no scale to stay in range.
+        - Returns `[..., width]` and `[...]`, or None instead of the latter if $\phi$
+          needs no scale to stay in range.
         """
         return self(x), None
 
@@ -366,8 +366,8 @@ class ReLU(FeatureMap):
 class ELU1(FeatureMap):
     r"""$\phi(x) = \mathrm{ELU}(x) + 1$, always positive.
 
-    Katharopoulos et al. 2020; Eq. 30 of Schlag et al. 2021, who call it
-    "linear". It equals $x + 1$ for $x > 0$ and $e^x$ otherwise.
+    Katharopoulos et al. 2020; Eq. 30 of Schlag et al. 2021, who call it "linear". It
+    equals $x + 1$ for $x > 0$ and $e^x$ otherwise.
 
         >>> ELU1()(torch.tensor([0.0, 2.0]))
         tensor([1., 3.])
@@ -381,7 +381,8 @@ class ELU1(FeatureMap):
 
     def forward(self, x: Tensor) -> Tensor:
         """Features of `x` `[..., d]`. Returns the same shape."""
-        return _ELU1.apply(x) if _recorded(x) and not _traced() else _elu1(x)
+        recorded = x.requires_grad and torch.is_grad_enabled()
+        return _ELU1.apply(x) if recorded and not needs_plain_formula() else _elu1(x)
 
 
 # Eq. 30, for torch.func and torch.compile.
@@ -411,30 +412,27 @@ class _ELU1(torch.autograd.Function):
 class DPFP(FeatureMap):
     r"""Deterministic parameter-free projection (Eq. 37).
 
-    With $r = \mathrm{ReLU}([k; -k])$ of length $2d$, each shift
-    $j = 1 \dots \nu$ contributes the $2d$ products $r_i \, r_{i+j}$,
-    where the index wraps around. At least half of $r$ is zero, so with
-    $\nu = 1$ and symmetric keys only a quarter of the features are
-    nonzero.
+    With $r = \mathrm{ReLU}([k; -k])$ of length $2d$, each shift $j = 1 \dots \nu$
+    contributes the $2d$ products $r_i \, r_{i+j}$, where the index wraps around. At
+    least half of $r$ is zero, so with $\nu = 1$ and symmetric keys only a quarter of
+    the features are nonzero.
 
     - `nu`: number of shifts, an integer of at least 1.
     - Input `[..., d]`, output `[..., 2 * d * nu]`.
-    - Raises `ValueError` for a `nu` below 1, and `TypeError` for one
-      that is not an integer.
+    - Raises `ValueError` for a `nu` below 1, and `TypeError` for one that is not an
+      integer.
 
-    **Which `nu` are useful.** $1 \dots d-1$. The paper allows
-    $\nu \le 2d-1$, but shift $d$ multiplies $r(k_i)$ with $r(-k_i)$,
-    which is always zero, and shift $2d - j$ repeats the products of
-    shift $j$. The rank of the features therefore stops growing at
-    $2d(d-1)$; a larger `nu` is accepted, but adds width for nothing.
-    A key of width 1 has no useful shift: all its features are zero.
+    **Which `nu` are useful.** $1 \dots d-1$. The paper allows $\nu \le 2d-1$, but shift
+    $d$ multiplies $r(k_i)$ with $r(-k_i)$, which is always zero, and shift $2d - j$
+    repeats the products of shift $j$. The rank of the features therefore stops growing
+    at $2d(d-1)$; a larger `nu` is accepted, but adds width for nothing. A key of width
+    1 has no useful shift: all its features are zero.
 
-    Features are products. In low precision they underflow before any
-    normalisation: in float16, for keys below about 0.01. (A layer that
-    normalises makes them in float32.)
+    Features are products. In low precision they underflow before any normalisation: in
+    float16, for keys below about 0.01. (A layer that normalises makes them in float32.)
 
-    The authors' Listing 1 rolls the other way and takes $r_{i-j}$: the
-    same set of products in another order.
+    The authors' Listing 1 rolls the other way and takes $r_{i-j}$: the same set of
+    products in another order.
 
         >>> DPFP(nu=1)(torch.tensor([2.0, 3.0]))
         tensor([6., 0., 0., 0.])
@@ -452,7 +450,7 @@ class DPFP(FeatureMap):
 
     def forward(self, x: Tensor) -> Tensor:
         """Features of `x` `[..., d]`. Returns `[..., 2 * d * nu]`."""
-        if _recorded(x) and not _traced():
+        if x.requires_grad and torch.is_grad_enabled() and not needs_plain_formula():
             return _DPFP.apply(x, self.nu)
         return _dpfp(x, self.nu)
 
@@ -463,7 +461,7 @@ class DPFP(FeatureMap):
 def _dpfp(x: Tensor, nu: int) -> Tensor:
     """Eq. 37: a shift of $r$ is a slice of $r$ and its first entries."""
     # Slow for each number, but one call.
-    if nu == 1 and not _traced() and x.numel() < 4096:
+    if nu == 1 and not needs_plain_formula() and x.numel() < 4096:
         r = torch.cat([x, -x], -1).relu_()
         return r * r.roll(-1, -1)
     n = 2 * x.shape[-1]
@@ -534,8 +532,8 @@ class RandomFeatures(FeatureMap):
     - `seed`: seed of the first draw; None = PyTorch's own generator.
     - Raises `ValueError` for sizes below 1, `TypeError` for a wrong type.
 
-    The directions are a buffer `[directions, d]`: they are moved and
-    saved with the model, are not trained, and change only in `redraw`.
+    The directions are a buffer `[directions, d]`: they are moved and saved with the
+    model, are not trained, and change only in `redraw`.
     """
 
     omega: Tensor
@@ -553,11 +551,11 @@ class RandomFeatures(FeatureMap):
     def redraw(self, seed: int | None = None) -> None:
         """Draw new directions, in place.
 
-        Values that were written with the old directions cannot be read
-        with the new ones: start again from an empty state.
+        Values that were written with the old directions cannot be read with the new
+        ones: start again from an empty state.
 
-        - `seed`: the same seed gives the same directions; None =
-          PyTorch's own generator.
+        - `seed`: the same seed gives the same directions; None = PyTorch's own
+          generator.
         """
         generator = None
         if seed is not None:
@@ -589,19 +587,19 @@ def gaussian_directions(
 ) -> Tensor:
     r"""Rows, each of which is distributed as $\mathcal N(0, I_d)$.
 
-    Orthogonal rows come in blocks of `d` (Choromanski et al. 2021,
-    section 3.2). This lowers the variance of the estimate and keeps it
-    unbiased: each block is a uniformly drawn rotation, and each row has
-    the length of an independent Gaussian vector. The columns of $Q$ take
-    the signs of $R$'s diagonal; otherwise LAPACK's $Q$ is not uniform.
+    Orthogonal rows come in blocks of `d` (Choromanski et al. 2021, section 3.2). This
+    lowers the variance of the estimate and keeps it unbiased: each block is a uniformly
+    drawn rotation, and each row has the length of an independent Gaussian vector. The
+    columns of $Q$ take the signs of $R$'s diagonal; otherwise LAPACK's $Q$ is not
+    uniform.
 
         >>> gaussian_directions(3, d=2, orthogonal=True).shape
         torch.Size([3, 2])
 
     - `count`: number of rows, 0 or more.
     - `d`: width of a row, at least 1.
-    - `orthogonal`: the rows of a block are orthogonal; False = all rows
-      are independent.
+    - `orthogonal`: the rows of a block are orthogonal; False = all rows are
+      independent.
     - `generator`: on the CPU; None = PyTorch's own.
     - Returns `[count, d]`, float32, on the CPU.
     """
@@ -620,9 +618,9 @@ def gaussian_directions(
 class FAVOR(RandomFeatures):
     r"""FAVOR+: positive random features of the softmax kernel (Eqs. 31-32).
 
-    $\phi(x) = \frac{h(x)}{\sqrt{2m}} [e^{\Omega x}; e^{-\Omega x}]$ with
-    $h(x) = e^{-|x|^2/2}$, so that $\phi(q) \cdot \phi(k)$ is $e^{q \cdot k}$
-    on average over $\Omega$.
+    $\phi(x) = \frac{h(x)}{\sqrt{2m}} [e^{\Omega x}; e^{-\Omega x}]$ with $h(x) =
+    e^{-|x|^2/2}$, so that $\phi(q) \cdot \phi(k)$ is $e^{q \cdot k}$ on average over
+    $\Omega$.
 
         >>> (FAVOR(d=4, directions=16)(torch.randn(4)) > 0).sum()
         tensor(32)
@@ -630,18 +628,17 @@ class FAVOR(RandomFeatures):
     - `d`: width of the keys.
     - `directions`: $m$, the number of rows of $\Omega$.
     - `orthogonal`: draw blocks of `d` orthogonal rows.
-    - `stabilize`: first scale inputs by $d^{-1/4}$, so that the kernel
-      is $e^{q \cdot k / \sqrt d}$ as in softmax attention, and let layers
-      carry the largest exponent as a logarithm (`scaled`). Without it
-      you get the features as printed in the paper: in float32 they
-      underflow for keys longer than about 13, and training breaks down.
+    - `stabilize`: first scale inputs by $d^{-1/4}$, so that the kernel is $e^{q \cdot k
+      / \sqrt d}$ as in softmax attention, and let layers carry the largest exponent as
+      a logarithm (`scaled`). Without it you get the features as printed in the paper:
+      in float32 they underflow for keys longer than about 13, and training breaks down.
     - `seed`: seed of the first draw; None = PyTorch's own generator.
     - Input `[..., d]`, output `[..., 2 * directions]`, positive.
-    - Raises `ValueError` for sizes below 1, and in `width` for another d;
-      `TypeError` for an argument of the wrong type.
+    - Raises `ValueError` for sizes below 1, and in `width` for another d; `TypeError`
+      for an argument of the wrong type.
 
-    Source: Choromanski et al. 2021 (arXiv:2009.14794), Lemma 1 (the
-    hyperbolic form); equation numbers from Schlag et al. 2021.
+    Source: Choromanski et al. 2021 (arXiv:2009.14794), Lemma 1 (the hyperbolic form);
+    equation numbers from Schlag et al. 2021.
     """
 
     # Only the stabilised features need a scale.
@@ -676,7 +673,9 @@ class FAVOR(RandomFeatures):
                 wide = wide * self.d**-0.25
             omega = self.omega.to(wide.dtype)
             # The gradient of the directions has no formula by hand.
-            plain = _traced() or _recorded(omega)
+            plain = needs_plain_formula() or (
+                omega.requires_grad and torch.is_grad_enabled()
+            )
             compute = _favor if plain else _FAVOR.apply
             phi, scale = compute(wide, omega, scaled)
             return phi.to(x.dtype), scale
@@ -686,9 +685,8 @@ def _favor(x: Tensor, omega: Tensor, scaled: bool) -> tuple[Tensor, Tensor | Non
     r"""Eq. 31: the exponents are $\pm\omega x - |x|^2/2$, and the factor
     $1/\sqrt{2m}$ as a logarithm.
 
-    With `scaled`, the scale is the largest exponent of a key, so that its
-    largest feature is 1. This uses one key alone: nothing of it depends on
-    another step.
+    With `scaled`, the scale is the largest exponent of a key, so that its largest
+    feature is 1. This uses one key alone: nothing of it depends on another step.
     """
     along = x @ omega.mT
     rest = (x * x).sum(-1, keepdim=True) / 2 + math.log(2 * len(omega)) / 2
@@ -703,12 +701,11 @@ def _favor(x: Tensor, omega: Tensor, scaled: bool) -> tuple[Tensor, Tensor | Non
 class _FAVOR(torch.autograd.Function):
     r"""The same in fewer passes over the features.
 
-    A feature below the smallest normal number (2e-308 in float64, 1e-38
-    in float32) becomes 0. It would be subnormal: a processor computes
-    such numbers, and with them, many times more slowly, and their digits
-    are not those of its precision. `divide` takes a total of this size
-    for 0, too; next to any larger total, such a feature is lost in the
-    rounding error, and so is its gradient, which is proportional to it.
+    A feature below the smallest normal number (2e-308 in float64, 1e-38 in float32)
+    becomes 0. It would be subnormal: a processor computes such numbers, and with them,
+    many times more slowly, and their digits are not those of its precision. `divide`
+    takes a total of this size for 0, too; next to any larger total, such a feature is
+    lost in the rounding error, and so is its gradient, which is proportional to it.
     """
 
     # Exponents are written into their place in the result. The scale is
@@ -754,12 +751,11 @@ class _FAVOR(torch.autograd.Function):
 class RandomFourier(RandomFeatures):
     r"""Random Fourier features of Random Feature Attention.
 
-    $\phi(x) = \frac{1}{\sqrt m} [\sin \Omega \hat x; \cos \Omega \hat x]$
-    with $\hat x = x / |x|$ and rows $\omega_i = \sigma \odot
-    \tilde\omega_i$, $\tilde\omega_i \sim \mathcal N(0, I)$. The features
-    have length 1, and the mean of $\phi(x) \cdot \phi(y)$ is the Gaussian
-    kernel $e^{-|\sigma \odot (\hat x - \hat y)|^2 / 2}$. The features are
-    signed, so their sums can be small or negative.
+    $\phi(x) = \frac{1}{\sqrt m} [\sin \Omega \hat x; \cos \Omega \hat x]$ with $\hat x
+    = x / |x|$ and rows $\omega_i = \sigma \odot \tilde\omega_i$, $\tilde\omega_i \sim
+    \mathcal N(0, I)$. The features have length 1, and the mean of $\phi(x) \cdot
+    \phi(y)$ is the Gaussian kernel $e^{-|\sigma \odot (\hat x - \hat y)|^2 / 2}$. The
+    features are signed, so their sums can be small or negative.
 
         >>> RandomFourier(d=4, directions=16)(torch.randn(4)).shape
         torch.Size([32])
@@ -767,13 +763,13 @@ class RandomFourier(RandomFeatures):
     - `d`: width of the keys.
     - `directions`: $m$, the number of rows of $\Omega$.
     - `orthogonal`: draw blocks of `d` orthogonal rows.
-    - `bandwidth`: initial value of the trained vector $\sigma$ (Eq. 8 of
-      the source); a larger value makes the kernel narrower.
+    - `bandwidth`: initial value of the trained vector $\sigma$ (Eq. 8 of the source); a
+      larger value makes the kernel narrower.
     - `seed`: seed of the first draw; None = PyTorch's own generator.
-    - Input `[..., d]`, output `[..., 2 * directions]`. The zero vector
-      has no direction and counts as $\hat x = 0$.
-    - Raises `ValueError` for sizes below 1, and in `width` for another d;
-      `TypeError` for an argument of the wrong type.
+    - Input `[..., d]`, output `[..., 2 * directions]`. The zero vector has no direction
+      and counts as $\hat x = 0$.
+    - Raises `ValueError` for sizes below 1, and in `width` for another d; `TypeError`
+      for an argument of the wrong type.
 
     Source: Peng et al. 2021 (arXiv:2103.02143), section 3.1.
     """

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fwlab import ops
 from fwlab.data.vocabulary import END, UNKNOWN, Characters, Vocabulary
-from fwlab.layers import Block
+from fwlab.layers import Block, one_token
 from fwlab.models import LanguageModel
 from fwlab.models.language_model import RowStates, _back
 
@@ -69,10 +69,10 @@ __all__ = [
 #: The functions that transformers calls without a GPU, chunks and a token at
 #: a time, and the rule that they compute.
 RULES = {
-    "torch_chunk_gated_delta_rule": "gated_delta_rule",
-    "torch_recurrent_gated_delta_rule": "gated_delta_rule",
-    "chunk_kimi_delta_attention": "kimi_delta_rule",
-    "recurrent_kimi_delta_attention": "kimi_delta_rule",
+    "torch_chunk_gated_delta_rule": ops.gated_delta_rule,
+    "torch_recurrent_gated_delta_rule": ops.gated_delta_rule,
+    "chunk_kimi_delta_attention": ops.kimi_delta_rule,
+    "recurrent_kimi_delta_attention": ops.kimi_delta_rule,
 }
 CONVOLUTION = "causal_conv1d_fn"
 #: The model types with these functions in transformers 5.24.
@@ -158,7 +158,7 @@ def _replacement(name: str, theirs: Callable) -> Callable:
     """What takes the place of one of their functions."""
     ours: Any = _apart(theirs)
     if name in RULES:
-        ours = functools.partial(_compute, ops.TABLE[RULES[name]])
+        ours = functools.partial(_compute, RULES[name])
     functools.update_wrapper(ours, theirs)
     ours.replaces = theirs
     return ours
@@ -195,14 +195,15 @@ def _compute(
     gates, scale = {"beta": beta, "log_decay": g}, k.shape[-1] ** -0.5
     W: Any = None if initial_state is None else initial_state.to(dtype).mT
     documents = cu_seq_lens_q if cu_seqlens is None else cu_seqlens
-    shape = (len(v), *v.shape[2:], k.shape[-1])
-    if v.shape[1] == 1 and documents is None and rule.steps_from(W, v, shape, False):
-        y, W = rule.step(q, k, v, gates, W, False)
-        y = y * scale
-    else:
+    found = None
+    if v.shape[1] == 1 and documents is None:
+        found = one_token.step(rule, q, k, v, gates, W, False)
+        if found is not None:
+            found = (scale * found[0], found[1])
+    if found is None:
         options = {"scale": scale, "cu_seqlens": documents, "state": W}
-        y = rule(q, k, v, gates, return_state=output_final_state, **options)
-        y, W = y if output_final_state else (y, None)
+        found = rule(q, k, v, **gates, return_state=output_final_state, **options)
+    y, W = found if isinstance(found, tuple) else (found, None)
     return y.to(query.dtype), W.mT if output_final_state else None
 
 

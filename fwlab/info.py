@@ -8,7 +8,7 @@ import torch
 
 import fwlab
 from fwlab import ops
-from fwlab.ops.call import choice, fla, launcher
+from fwlab.ops import _triton
 from fwlab.provenance import machine
 
 
@@ -20,7 +20,6 @@ def report() -> str:
         ("torch", torch.__version__),
         ("triton", _version("triton")),
         ("ptxas", _assembler()),
-        ("fla", _fla()),
         ("machine", machine()),
         ("threads", f"{torch.get_num_threads()}, {_waiting()}"),
         ("devices", ", ".join(_devices())),
@@ -48,30 +47,17 @@ def _assembler() -> str:
 
     here = torch.cuda.is_available()
     capability = torch.cuda.get_device_capability() if here else (0, 0)
-    one = nvidia.ptxas if capability[0] <= launcher.HOPPER else nvidia.ptxas_blackwell
-    reason = launcher.untrusted(capability)
+    one = nvidia.ptxas if capability[0] <= _triton.HOPPER else nvidia.ptxas_blackwell
+    reason = _triton.untrusted(capability)
     return f"{one.version}, {one.path}" + (f"; not used: {reason}" if reason else "")
 
 
-def _fla() -> str:
-    """The version of flash-linear-attention."""
-    version = fla.version()
-    if not version:
-        return "not installed"
-    return f"flash-linear-attention {launcher.dotted(version)}"
-
-
 def _usable(op: str) -> str:
-    """The implementations that run here, and why not one of our kernels, or
-    which one "auto" tries first.
-    """
-    names, table = ", ".join(ops.implementations(op)), ops.TABLE[op].implementations
-    kernel = table.get("triton")
-    if reason := kernel and launcher.why_not(kernel):
+    """The implementations that run here, and why a kernel does not."""
+    names, forms = ", ".join(ops.implementations(op)), ops.TABLE[op].forms
+    kernel = forms.get("triton")
+    if reason := kernel and kernel.why_not():
         return f"{names} (no triton: {reason})"
-    if torch.cuda.is_available() and {"fla", "triton"} <= {*table}:
-        first, *_ = choice.preferred(table)
-        return f"{names} ({first} first)"
     return names
 
 

@@ -63,7 +63,7 @@ def mixers(model: LanguageModel) -> tuple[dict[int, Any], dict[int, Any]]:
     watched: dict[int, Any] = {
         i: mixer
         for i, mixer in found.items()
-        if isinstance(mixer, FastWeightAttention) and not mixer._scales
+        if isinstance(mixer, FastWeightAttention) and not mixer.has_running_scale
     }
     return watched, {i: mixer for i, mixer in found.items() if i not in watched}
 
@@ -137,10 +137,9 @@ def _watched(number: int, layer: Any, x: Tensor, first: int | None) -> Layer:
     Beside its memory runs a second one, which begins with the write of `first` and
     gets the same keys and gates, but only zeros as values.
     """
-    record = RULES[layer.rule]
-    qk, v, _ = layer._qkv(x, None, None, None)
-    q, k = layer._apart(layer._features(qk))
-    gates = {name: gate.of(layer, x, k) for name, gate in layer._gates.items()}
+    qk, v, _ = layer._project(x)
+    q, k = layer._split(layer._features(qk))
+    gates = {name: gate(x, k) for name, gate in layer.gates.items()}
     # A state has at least single precision.
     exact = torch.promote_types(x.dtype, torch.float32)
     q, k, v = (part.to(exact) for part in (q, k, v))
@@ -149,11 +148,16 @@ def _watched(number: int, layer: Any, x: Tensor, first: int | None) -> Layer:
     time, one = x.shape[1], k.new_ones(1, x.shape[1], layer.value_heads)
     beta = gates.get("beta", gates.get("write", one))
     if beta.dim() == 4:  # steps before the heads, or channels after them
-        beta = beta.mean(2 if record.steps else 3)
-    decay = record.inputs(q=q, k=k, v=v, **gates).get("decay")
-    decay = one[..., None] if decay is None else decay
-    decay = decay[0].unflatten(0, (time, -1)).prod(1)
+        beta = beta.mean(2 if k.dim() == 5 else 3)
+    decay = gates["log_decay"][0].exp() if "log_decay" in gates else one[0]
+    if layer.rule == "gated":  # fades by what is written
+        decay = 1 - beta[0]
+    decay = decay if decay.dim() == 3 else decay[..., None]
 
+    rule, options = RULES[layer.rule], {}
+    if rule.normalize is not None:
+        options["normalize"] = layer.normalize
+    options |= {"return_state": True, "implementation": "naive"}
     q, k = (part.expand(2, *part.shape[1:]) for part in (q, k))
     gates = {name: gate.expand(2, *gate.shape[1:]) for name, gate in gates.items()}
     v = torch.cat([v, torch.zeros_like(v)])
@@ -164,7 +168,8 @@ def _watched(number: int, layer: Any, x: Tensor, first: int | None) -> Layer:
         at, before = slice(t, t + 1), W
         state = ops.NormalizedState(W, z) if layer.normalize else W
         now = {name: gate[:, at] for name, gate in gates.items()}
-        _, W = record.step(q[:, at], k[:, at], v[:, at], now, state, layer.normalize)
+        parts = (q[:, at], k[:, at], v[:, at])
+        _, W = rule.operation(*parts, **now, state=state, **options)
         if layer.normalize:
             W, z = W
         if t == first:

@@ -1,12 +1,14 @@
 """What many tests of the package do: draw, compare, and expect an error."""
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
+import fuzz
 import pytest
 import torch
 from torch import Tensor
 
-from problems import error
+from fwlab import ops
 
 
 def random(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
@@ -50,3 +52,125 @@ def refuses(
     with pytest.raises(kind, match=message) as info:
         call()
     assert "\n" not in str(info.value)
+
+
+def rebuild(state: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same structure with every tensor changed."""
+    if isinstance(state, Tensor):
+        return change(state)
+    if isinstance(state, tuple):
+        made = [rebuild(part, change) for part in state]
+        return type(state)(*made) if hasattr(state, "_fields") else tuple(made)
+    return state
+
+
+def parts(state: Any) -> tuple[Tensor, ...]:
+    """The floating-point tensors of a state."""
+    if isinstance(state, Tensor):
+        return (state,) if state.is_floating_point() else ()
+    if isinstance(state, tuple):
+        return tuple(x for part in state for x in parts(part))
+    return ()
+
+
+def error(found: Tensor, wanted: Tensor) -> float:
+    """Norm of the difference over the norm of the expected tensor.
+
+    Infinities, such as the log of an empty sum, must be at the same
+    positions, and do not count.
+    """
+    found, wanted = found.double(), wanted.double()
+    assert found.shape == wanted.shape
+    same = torch.isinf(wanted) & (found == wanted)
+    found, wanted = (torch.where(same, 0, x) for x in (found, wanted))
+    return ((found - wanted).norm() / wanted.norm().clamp(min=1e-30)).item()
+
+
+def weighted(*outputs: Tensor, seed: int = 1) -> Tensor:
+    """A scalar that depends on every finite output with a random weight."""
+    generator = torch.Generator().manual_seed(seed)
+    total = torch.zeros((), dtype=torch.float64)
+    for output in outputs:
+        weights = torch.randn(output.shape, generator=generator, dtype=torch.float64)
+        weights = weights.to(output.device)
+        finite = torch.where(torch.isinf(output), 0, output.double())
+        total = total + (finite * weights).sum()
+    return total
+
+
+def saved_bytes(function: Callable[[], Any]) -> int:
+    """What autograd saves for the backward pass, each storage once."""
+    kept: list[Tensor] = []
+
+    def pack(x: Tensor) -> int:
+        # Not the tensor itself: a node that keeps its own output would
+        # keep itself, for good.
+        kept.append(x.detach())
+        return len(kept) - 1
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, kept.__getitem__):
+        alive = function()
+    del alive
+    memories = {x.untyped_storage().data_ptr(): x.untyped_storage() for x in kept}
+    return sum(memory.nbytes() for memory in memories.values())
+
+
+def problem(text: str, **options: Any) -> fuzz.Problem:
+    """A problem of the fuzzer: see `fuzz.parsed`.
+
+    - `options`: more of its options, by name.
+    """
+    return fuzz.Problem(fuzz.parsed(text) | options)
+
+
+def call(p: fuzz.Problem, **changes: Any) -> Any:
+    """Call the operation of a problem, with other arguments or more of them."""
+    op, given = p.c["op"], {**p.x, **changes}
+    if op == "feedback":
+        names = [n for n in ops.FeedbackWeights._fields if n in given]
+        weights = ops.FeedbackWeights(**{n: given.pop(n) for n in names})
+        given |= {"weights": weights, "heads": p.c["heads"]}
+    if "normalize" in fuzz.takes(op):
+        given = {"normalize": bool(p.c["normalize"])} | given
+    return getattr(ops, op)(**given)
+
+
+def computed(p: fuzz.Problem) -> list[Tensor]:
+    """Outputs, states and all gradients of a problem."""
+    outputs = p.called(p.x, p.state)
+    return [x for _, x in p.with_gradients(outputs, p.x, p.state)]
+
+
+def feedback_weights(
+    generator: torch.Generator,
+    *,
+    layers: int,
+    d: int,
+    d_ff: int,
+    features: int,
+    shared: bool,
+    normalize: bool,
+    heads: int = 2,
+) -> ops.FeedbackWeights:
+    """Random weights in float64 that keep the residual stream in range."""
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    def scales(n: int) -> Tensor:
+        return 1 + 0.2 * random(n, d)
+
+    groups = 1 if shared else layers
+    return ops.FeedbackWeights(
+        merge=random(layers + 1),
+        norm_mixer=scales(layers),
+        to_q=random(layers, d, d) / d**0.5,
+        to_k=random(groups, d, d) / d**0.5,
+        to_v=random(groups, d, d) / d**0.5,
+        positions=random(d // heads, features),
+        to_out=random(layers, d, d) / d**0.5,
+        norm_mlp=scales(layers),
+        expand=random(layers, d_ff, d) / d**0.5,
+        contract=random(layers, d, d_ff) / d_ff**0.5,
+        norm_memory=scales(groups) if normalize else None,
+    )

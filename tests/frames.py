@@ -20,7 +20,7 @@ PRODUCTS = ("bmm", "baddbmm", "baddbmm_")
 
 
 class Called(NamedTuple):
-    """A function of fwlab, such as "Rule.__call__", and its file."""
+    """A function of fwlab, such as "Recurrence.__call__", and its file."""
 
     name: str
     file: str
@@ -39,7 +39,8 @@ class _First(TorchDispatchMode):
             at = sys._getframe()
         while at is not None:
             path = Path(at.f_code.co_filename)
-            if path.is_relative_to(PACKAGE / "fwlab"):
+            inner = at.f_code.co_name.startswith("<")  # as of a list
+            if path.is_relative_to(PACKAGE / "fwlab") and not inner:
                 file = path.relative_to(PACKAGE).as_posix()
                 self.called.insert(0, Called(at.f_code.co_qualname, file))
             at = at.f_back

@@ -1,13 +1,16 @@
 """Random problems for every operation, compared with the loops of `loops.py`.
 
     python tests/fuzz.py [--seed 20260101] [--cases 2000]
+    python tests/fuzz.py --fixed [--implementation triton] [--device cuda]
     python tests/fuzz.py --case "op=delta_rule time=33 seed=7"
 
 A case is a row of options: the operation, its implementation, shapes, precision, masks,
-packed documents, cuts, storage, which inputs need gradients. Outputs, states and
-gradients are compared. A case that fails is made simpler, one option at a time, as long
-as it still fails; the line that is printed repeats it. The seed is the date unless it
-is given, so every night has cases of its own.
+packed documents, cuts, storage, which inputs need gradients, how derivatives are taken,
+whether the call is compiled. Outputs, states and gradients are compared, with masked
+tokens dropped; no argument may change, and no result may share memory with one. A case
+that fails is made simpler, one option at a time, as long as it still fails; the line
+that is printed repeats it. The seed is the date unless it is given, so every night has
+cases of its own.
 
 What is allowed: the limits of docs/tested.md relative to the norm of what is expected,
 and a hundredth of it (or 32 roundings of float32) relative to the largest norm in the
@@ -20,25 +23,28 @@ exceed 10,000 are not compared, because there the recurrence diverges.
 import argparse
 import contextlib
 import datetime
+import heapq
 import inspect
 import math
 import random
 import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
-from loops import ACTIVATIONS, Case, Named, Parts, loop_of
+import torch._dynamo
+from loops import ACTIVATIONS, LOOPS, MAPS, PLACED, RULES, Case, Named, Parts
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from fwlab import feature_maps, ops
-from fwlab.ops.call.rule import Rule
 
 LIMITS = {"float64": 1e-10, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 LARGEST = 1e4
-RULES = {name: record for name, record in ops.TABLE.items() if isinstance(record, Rule)}
-MAPS = ("ELU1", "DPFP", "FAVOR", "RandomFourier", "sum_normalize", "l2_normalize")
-OPERATIONS = (*ops.TABLE, "feedback_attention", *MAPS)
+OPERATIONS = tuple(LOOPS)
+RANDOM = ("FAVOR", "RandomFourier")
 #: What makes a state of its parts.
 KINDS: dict[str, Any] = {
     "softmax_attention": partial(ops.KeyValueCache, mask=None),
@@ -48,6 +54,10 @@ KINDS: dict[str, Any] = {
     "aft_conv": ops.WindowState,
     "feedback": partial(ops.FeedbackState, mask=None),
 }
+#: How derivatives are taken. "ones": the incoming gradient is one number, expanded;
+#: "twice": of a graph that is kept; "between": after other calls; "second": again,
+#: which may be refused; the others are those of torch.func.
+MODES = ("once", "ones", "twice", "between", "second", "vmap", "grad", "jvp")
 #: Every option of a case but "op" and "seed", with its simplest value.
 SIMPLEST: Case = {
     **{"implementation": "naive", "dtype": "float64", "mask": "none", "documents": 0},
@@ -55,14 +65,16 @@ SIMPLEST: Case = {
     **{"batch": 1, "time": 1, "heads": 1, "group": 1, "key": 1, "value": 1},
     **{"layers": 1, "window": 1, "causal": 1, "normalize": 0, "scale": None},
     **{"size": 1.0, "edges": 0, "activation": "none", "fewer": 0, "dropout": 0},
-    **{"learned": 0, "wide_gates": 0},
+    **{"learned": 0, "wide_gates": 0, "channels": 0, "asked": "all", "mode": "once"},
+    **{"compiled": 0, "device": "cpu"},
 }
 #: Inputs with a dimension of time, which a mask hides.
 HIDDEN = ("q", "k", "v", "a", "b", "x", "beta", "log_decay", "erase", "write", "ask")
+TIMED = (*HIDDEN, "factors")
 
 
 def takes(op: str) -> Any:
-    """The names of the arguments of an operation."""
+    """Return the arguments of an operation, by name."""
     return inspect.signature(getattr(ops, op)).parameters if op not in MAPS else ()
 
 
@@ -85,22 +97,23 @@ class Problem:
         x, state = getattr(self, kind)(steps, B, c["heads"], c["key"], c["value"])
         for name in HIDDEN:  # a masked step may hold anything
             if name in x and not self.mask.all() and c["storage"] != "expanded":
-                x[name][~self.mask] = math.nan
-        kept = torch.promote_types(dtype, torch.float32)
-        shared = {*x, *["scale"] * c["learned"]} - {*HIDDEN, "bias", "band", "factors"}
+                x[name][~self.mask] = (math.nan, math.inf, -math.inf)[c["seed"] % 3]
+        self.dtype, self.kept = dtype, torch.promote_types(dtype, torch.float32)
+        shared = {*x, *["scale"] * c["learned"]} - {*TIMED, "bias", "band"}
         #: The precision of sums. Maps have that of their input, and so has
         #: PyTorch's attention. Autograd adds up the gradients of a tensor that is
         #: used twice: in numerator and denominator, or in several pieces.
-        self.sums = kept
-        if op in MAPS or c["normalize"] or (c["cuts"] and shared):
+        self.sums = self.kept
+        twice = c["normalize"] or op == "implicit_delta_rule"
+        if op in MAPS or twice or (c["cuts"] and shared):
             self.sums = dtype
         if op == "softmax_attention":
-            kept = self.sums = dtype
+            self.kept = self.sums = dtype
         if c["learned"]:
             x["scale"] = torch.tensor(1.0 if c["scale"] is None else c["scale"])
-        dtypes = {n: kept for n in ("beta", "log_decay") if c["wide_gates"]}
+        dtypes = {n: self.kept for n in ("beta", "log_decay") if c["wide_gates"]}
         self.x = {n: self.leaf(part, dtypes.get(n, dtype)) for n, part in x.items()}
-        self.state = [self.leaf(part, kept, c["state"]) for part in state]
+        self.state = [self.leaf(part, self.kept, c["state"]) for part in state]
 
     def uniform(self, *shape: int) -> Tensor:
         return torch.rand(shape, generator=self.g, dtype=torch.float64)
@@ -124,14 +137,14 @@ class Problem:
     def leaf(self, x: Tensor, dtype: torch.dtype, factor: int = 1) -> Tensor:
         share = {"all": 1, "some": 0.5, "none": 0}[self.c["grad"]]
         needs = self.uniform(1).item() < share * factor
-        return self.laid(x.to(dtype)).requires_grad_(needs)
+        return self.laid(x.to(self.c["device"], dtype)).requires_grad_(needs)
 
     # Each makes the inputs and the state of some operations.
 
     def rule(self, steps: Any, B: int, H: int, K: int, V: int) -> Any:
-        c, record = self.c, RULES[self.c["op"]]
-        sizes = {"steps": record.steps, "heads": H, "key": K, "value": V}
-        several = (record.steps,) * bool(record.steps)
+        c, rule = self.c, RULES[self.c["op"]]
+        sizes = {"steps": rule.steps, "heads": H, "key": K, "value": V}
+        several = (rule.steps,) * bool(rule.steps)
         x = {"v": self.normal(*steps, *several, H, V)}
         for name, heads in (("q", (H * c["group"],)), ("k", (*several, H))):
             x[name] = self.normal(*steps, *heads, K)
@@ -140,31 +153,36 @@ class Problem:
                 x[name] = x[name].abs() + 0.05
             if c["edges"]:
                 x[name][self.uniform(*steps, *heads) < 0.2] = 0
-        # Without a normaliser anything goes. With one, what this loop reads has to
-        # stay in its range.
-        edges = {
-            "beta": [0, 1, 2],
-            "log_decay": [0, -1e-6, -30, -100, -1000, -math.inf],
-        }
-        if c["normalize"]:
-            decays = [0, -1e-6, -3, -30, -100, -400, -1000, -math.inf]
-            edges = {"beta": [0, 1], "log_decay": decays}
-        for name, gate in record.gates.items():
+        for name, gate in rule.gates.items():
             if gate.optional and c["fewer"]:
                 continue
-            dims = gate.dims.partition(" [")[0].split()
+            dims = gate.dims.split() + ["key"] * (gate.by_channel and c["channels"])
             x[name] = self.uniform(*steps, *(sizes[dim] for dim in dims))
             x[name] *= -1 if name == "log_decay" else 1
             if c["edges"]:
-                shape, values = x[name].shape, edges.get(name, gate.edges)
-                values = torch.tensor(values).double()
-                value = values[torch.randint(len(values), shape, generator=self.g)]
+                # With a normaliser, what is read has to stay in its range.
+                edges = [e for e in gate.edges if e <= 1 or not c["normalize"]]
+                shape, edges = x[name].shape, torch.tensor(edges).double()
+                value = edges[torch.randint(len(edges), shape, generator=self.g)]
                 x[name] = torch.where(self.uniform(*shape) < 0.3, value, x[name])
-        if record.corrects:  # of those that depend on the key
-            x |= record.related(**x)
-        K = 2 * K if c["op"] == "dpfp_delta_rule" else K
+        if c["op"] == "rwkv7_rule":  # the paper removes a part of what a key holds
+            x |= {"a": -x["k"], "b": x["k"] * x["b"]}
+        if c["normalize"] and "log_decay" in x:
+            self.keep_readable(**x)
         state = [self.normal(B, H, V, K), self.uniform(B, H, K) + 0.1]
         return x, [part * c["state"] for part in state[: 1 + c["normalize"]]]
+
+    def keep_readable(self, k: Tensor, log_decay: Tensor, **x: Tensor) -> None:
+        """Empty a normalised memory that fades by more than e^-60 between two writes:
+        further down it may read a mean or 0.
+        """
+        written = k.abs().sum(-1) * (x["beta"] if self.c["op"] == "gated_rule" else 1)
+        faded = torch.zeros(len(k), self.c["heads"]).double()
+        for t in range(k.shape[1]):
+            real = self.mask[:, t, None]
+            total = torch.where(real, faded + log_decay[:, t], faded)
+            log_decay[:, t][real & (total < -60)] = -math.inf
+            faded = torch.where((total < -60) | (real & (written[:, t] > 0)), 0, total)
 
     def fwp(self, steps: Any, B: int, H: int, K: int, V: int) -> Any:
         x = {n: self.normal(*steps, H, K) / max(K, 1) for n in "bx"}
@@ -184,6 +202,8 @@ class Problem:
         x["k"] *= c["size"]
         if heads and c["fewer"]:
             x["k"] = x["k"][..., :1].clone()
+        if c["edges"]:  # a key that nobody sees
+            x["k"][self.uniform(*x["k"].shape) < 0.1] = -math.inf
         past = s * c["state"] if op == "aft_full" else s - 1
         width = s if c["causal"] else 2 * s - 1
         weights = {
@@ -193,7 +213,8 @@ class Problem:
             "aft_conv2d": ("kernel", (H, 2 * s - 1, 2 * s - 1)),
         }
         if op in weights:
-            x[weights[op][0]] = self.normal(*weights[op][1])
+            size = c["size"] if c["edges"] else 1
+            x[weights[op][0]] = self.normal(*weights[op][1]) * size
         C = math.prod(heads) * V
         recent = [self.normal(B, past, C) for _ in "kv"] * (op != "aft_simple")
         older = [self.normal(B, C) for _ in "kv"] * (op != "aft_full")
@@ -229,54 +250,122 @@ class Problem:
         x = self.normal(*steps, H, K) * self.c["size"]
         if self.c["edges"]:
             x[self.uniform(*steps, H) < 0.2] = 0
+        made = getattr(feature_maps, self.c["op"])
+        if self.c["op"] in RANDOM:
+            self.module = made(K, 3, seed=self.c["seed"]).to(self.c["device"])
+        else:
+            self.module = made() if isinstance(made, type) else made
         return {"x": x.abs() if self.c["op"] == "sum_normalize" else x}, []
 
+    # What fwlab computes.
+
     def found(self) -> list[tuple[str, Tensor]]:
-        """What fwlab computes: outputs, states and gradients."""
+        """Outputs, states and gradients of fwlab."""
         c = self.c
+        given = [*self.x.items(), *self.named(self.state)]
+        before = [part.detach().clone() for _, part in given]
+        memory = {part.untyped_storage().data_ptr() for _, part in given}
         with contextlib.ExitStack() as stack:
             if c["grad"] == "none":
                 stack.enter_context(torch.no_grad())
             if c["autocast"]:
-                stack.enter_context(torch.autocast("cpu", torch.bfloat16))
-            y, state = self.called()
-        parts = list(state) if isinstance(state, tuple) else [state]
-        parts = [
-            part for part in parts if part is not None and part.is_floating_point()
-        ]
-        return self.with_gradients([y, *parts], self.x, self.state)
+                stack.enter_context(torch.autocast(c["device"], torch.bfloat16))
+            if c["compiled"]:
+                torch.compiler.reset()
+            outputs = self.called(self.x, self.state)
+            if c["mode"] == "vmap":
+                pairs = tree_map(
+                    lambda p: torch.stack([p, p / 2]), [self.x, self.state]
+                )
+                outputs = [o[0] for o in torch.vmap(self.called)(*pairs)]
+            if c["mode"] == "between":
+                others = tree_map(lambda p: p.detach() / 2, [self.x, self.state])
+                self.called(*others)
+                with torch.no_grad():
+                    self.called(*others)
+        for i, o in enumerate(outputs):
+            wanted = self.kept if i else self.dtype
+            assert o.dtype == wanted, f"{o.dtype} in place of {wanted}"
+            own = not o.numel() or o.untyped_storage().data_ptr() not in memory
+            assert own, "a result shares memory with an argument"
+        if c["mode"] in ("grad", "jvp"):
+            named = self.transformed(outputs)
+        else:
+            named = self.with_gradients(outputs, self.x, self.state)
+        for (name, part), copy in zip(given, before, strict=True):
+            same = torch.equal(part.nan_to_num(7), copy.nan_to_num(7))
+            assert same, f"{name} is changed in place"
+        return [(name, part.detach().cpu()) for name, part in named]
 
-    def called(self) -> Any:
+    def transformed(self, outputs: Parts) -> list[tuple[str, Tensor]]:
+        """The same by torch.func."""
+        # A tangent cannot be written where elements share memory.
+        given = tree_map(lambda p: p.detach().contiguous(), [self.x, self.state])
+        weights = self.weights(outputs)
+
+        def loss(x: Named, state: Parts) -> Tensor:
+            y = [torch.where(o.isinf(), 0, o) for o in self.called(x, state)]
+            return sum((o * w).double().sum() for o, w in zip(y, weights, strict=True))
+
+        leaves = [n for n, _ in self.leaves(self.x, self.state)]
+        if self.c["mode"] == "jvp":
+            tangents = self.tangents()
+            other = [
+                {n: tangents.get(n, torch.zeros_like(p)) for n, p in given[0].items()},
+                [tangents.get(n, torch.zeros_like(p)) for n, p in self.named(given[1])],
+            ]
+            _, along = torch.func.jvp(loss, tuple(given), tuple(other))
+            return [*self.outputs(outputs), ("along", along)]
+        dx, d_state = torch.func.grad(loss, (0, 1))(*given)
+        all_of = dx | dict(self.named(d_state))
+        return [*self.outputs(outputs), *((f"d {n}", all_of[n]) for n in leaves)]
+
+    def called(self, x: Named, state: Parts) -> Parts:
+        """y, and the floating-point parts of the state after it."""
         c, name = self.c, self.c["op"]
         if name in MAPS:
-            return self.module()(self.x["x"]), None
+            return [self.module(x["x"])]
         if name == "feedback_attention":
-            return ops.feedback_attention(**self.x), None
+            return [ops.feedback_attention(**x)]
         options = {n: c[n] for n in ("implementation", "heads")}
         options |= {n: bool(c[n]) for n in ("normalize", "causal")}
         options |= {"scale": c["scale"], "activation": ACTIVATIONS[c["activation"]]}
-        options["cu_seqlens"] = torch.tensor(self.ends) if self.ends else None
-        options = {
-            n: options[n] for n in takes(name) if n in options and n not in self.x
-        }
-        op, masked = partial(getattr(ops, name), **options), c["mask"] != "none"
+        options = {n: options[n] for n in takes(name) if n in options and n not in x}
+        if self.ends:
+            ends = torch.tensor(self.ends, device=c["device"])
+            options |= {"cu_seqlens": ends}
+        op = partial(getattr(ops, name), **options)
+        if c["compiled"]:
+            op = torch.compile(op, backend="aot_eager", fullgraph=True)
+        mask = self.mask.to(c["device"]) if c["mask"] != "none" else None
         if not c["causal"] or name == "aft_conv2d":
-            return op(**self.x, key_mask=self.mask if masked else None), None
-        state: Any = None
+            return [op(**x, key_mask=mask)]
+        made: Any = None
         if c["state"]:
-            one = ops.NormalizedState if len(self.state) > 1 else lambda W: W
-            state = KINDS.get(name, one)(*self.state)
+            one = ops.NormalizedState if len(state) > 1 else lambda W: W
+            made = KINDS.get(name, one)(*state)
         y = []
-        for a, b in zip(self.cuts, self.cuts[1:], strict=False):
-            x: Any = {n: self.piece(n, part, a, b) for n, part in self.x.items()}
+        for i, (a, b) in enumerate(zip(self.cuts, self.cuts[1:], strict=False)):
+            part = {n: self.piece(n, p, a, b) for n, p in x.items()}
+            if c["compiled"] == 2:  # a graph for any length
+                for n in set(part) & {*TIMED}:
+                    torch._dynamo.maybe_mark_dynamic(part[n], 1)
             if name == "feedback":
-                names = [n for n in ops.FeedbackWeights._fields if n in x]
-                x["weights"] = ops.FeedbackWeights(**{n: x.pop(n) for n in names})
-            mask = self.mask[:, a:b] if masked else None
-            part, state = op(**x, key_mask=mask, state=state, return_state=True)
-            y.append(part)
-        hidden = name == "feedback" and masked  # a state drops masked memories
-        return torch.cat(y, 1), None if hidden else state
+                names = [n for n in ops.FeedbackWeights._fields if n in part]
+                part |= {
+                    "weights": ops.FeedbackWeights(**{n: part.pop(n) for n in names})
+                }
+            now = None if mask is None else mask[:, a:b]
+            if self.c["asked"] == "y" and i == len(self.cuts) - 2:
+                y.append(op(**part, key_mask=now, state=made))
+                return [torch.cat(y, 1)]
+            y_i, made = op(**part, key_mask=now, state=made, return_state=True)
+            y.append(y_i)
+        if name == "feedback" and mask is not None:
+            made = None  # a state drops masked memories
+        parts = made if isinstance(made, tuple) else [made]
+        parts = [p for p in parts if p is not None and p.is_floating_point()]
+        return [torch.cat(y, 1), *parts]
 
     def piece(self, name: str, x: Tensor, a: int, b: int) -> Tensor:
         """The steps from a to b of an input."""
@@ -284,13 +373,9 @@ class Problem:
             return x[a:b, : x.shape[1] - self.c["time"] + b]
         if name == "band":
             return x[a:b]
-        return x[:, a:b] if name in (*HIDDEN, "factors") else x
+        return x[:, a:b] if name in TIMED else x
 
-    def module(self) -> Any:
-        made = getattr(feature_maps, self.c["op"])
-        if self.c["op"] in ("FAVOR", "RandomFourier"):
-            return made(self.c["key"], 3, seed=self.c["seed"])
-        return made() if isinstance(made, type) else made
+    # What is expected.
 
     def expected(self, jitter: int = 0) -> list[tuple[str, Tensor]]:
         """What the loops compute; with jitter in the precision of the sums (of
@@ -300,7 +385,7 @@ class Problem:
         dtype = sums if jitter else torch.float64
 
         def wide(part: Tensor) -> Tensor:
-            part = part.detach().double()
+            part = part.detach().cpu().double()
             if jitter:
                 noise = self.uniform(*part.shape) * 2 - 1
                 part = (part * (1 + torch.finfo(dtype).eps * noise)).to(dtype)
@@ -310,63 +395,114 @@ class Problem:
         x = {name: wide(part) for name, part in self.x.items()}
         state = [wide(part) for part in self.state]
         more = {}
-        if hasattr(module := self.module() if c["op"] in MAPS else None, "omega"):
-            more["omega"] = module.omega.to(dtype)
-        bounds = list(zip(self.ends, self.ends[1:], strict=False))
-        rows = [(0, slice(*ab)) for ab in bounds]
+        if c["op"] in RANDOM:
+            more["omega"] = self.module.omega.to("cpu", dtype)
+        rows = [(0, slice(*ab)) for ab in zip(self.ends, self.ends[1:], strict=False)]
         rows = rows or [(i, slice(None)) for i in range(c["batch"])]
         y, after, before = [], [], torch.get_default_dtype()
         torch.set_default_dtype(dtype)
         try:
             for i, (row, steps) in enumerate(rows):
-                own = {
-                    n: p[row][steps if c["op"] != "feedback_attention" else ...]
-                    if n in (*HIDDEN, "factors")
-                    else p
-                    for n, p in x.items()
-                }
-                parts = [part[i] for part in state]
-                options = {**c, "scale": x.get("scale", c["scale"])}
-                loop = partial(loop_of(c["op"]), options, own | more, parts)
-                out = loop(self.mask[row][steps])
-                y.append(out[0])
-                after.append(
-                    [] if c["op"] == "feedback" and c["mask"] != "none" else out[1]
+                y_i, after_i = self.alone(
+                    x, [part[i] for part in state], row, steps, more
                 )
+                y.append(y_i)
+                after.append(after_i)
         finally:
             torch.set_default_dtype(before)
-        whole = torch.cat(y)[None] if bounds else torch.stack(y)
+        whole = torch.cat(y)[None] if self.ends else torch.stack(y)
         states = [torch.stack(each) for each in zip(*after, strict=True)]
         return self.with_gradients([whole, *states], x, state)
+
+    def alone(self, x: Named, state: Parts, row: int, steps: slice, more: Named) -> Any:
+        """What the loop makes of one sequence, without its masked tokens."""
+        op, real = self.c["op"], self.mask[row][steps]
+        if op == "feedback_attention":
+            x = {n: p[row] if n in HIDDEN else p for n, p in x.items()}
+            return LOOPS[op](self.c, x, state)
+        x = {n: p[row][steps] if n in TIMED else p for n, p in x.items()} | more
+        c = {**self.c, "scale": x.get("scale", self.c["scale"])}
+        if op in PLACED:
+            y, after = LOOPS[op](c, x, state, real)
+        else:
+            x = {n: p[real] if n in TIMED else p for n, p in x.items()}
+            kept, after = LOOPS[op](c, x, state)
+            y = kept.new_zeros(len(real), *kept.shape[1:])
+            y = y.index_put((real.nonzero()[:, 0],), kept)
+        dropped = op == "feedback" and c["mask"] != "none"
+        return y, [] if c["asked"] == "y" or dropped else after
 
     def with_gradients(
         self, outputs: Parts, x: Named, state: Parts
     ) -> list[tuple[str, Tensor]]:
         """Outputs and gradients by name; the loss has random weights."""
-        self.g.manual_seed(self.c["seed"] + 1)
-        named = [("y" if i == 0 else f"state {i}", o) for i, o in enumerate(outputs)]
-        kept = self.state[0].dtype if self.state else torch.float64
-        first = next(iter(self.x.values())).dtype
-        total, weights = [], []
-        for i, (_, o) in enumerate(named):
-            w = self.laid(self.normal(*o.shape).to(kept if i else first)).to(o.dtype)
-            if o.requires_grad:
-                total.append(torch.where(o.isinf(), 0, o))
-                weights.append(w)
-        leaves = [*x.items(), *((f"state {i}", s) for i, s in enumerate(state, 1))]
-        mine = [*self.x.values(), *self.state]
-        leaves = [a for a, own in zip(leaves, mine, strict=True) if own.requires_grad]
-        leaves = [(n, leaf) for n, leaf in leaves if n != "factors"]
-        if self.c["grad"] == "none" or not leaves:
+        c, mode = self.c, self.c["mode"]
+        named, leaves = self.outputs(outputs), self.leaves(x, state)
+        if c["grad"] == "none" or not leaves:
             return named
-        if not total:  # nothing has been computed
-            return named + [(f"d {n}", torch.zeros_like(leaf)) for n, leaf in leaves]
-        options = {"allow_unused": True, "materialize_grads": True}
-        tensors = [leaf for _, leaf in leaves]
-        gradients = torch.autograd.grad(total, tensors, weights, **options)
-        return named + [
-            (f"d {n}", d) for (n, _), d in zip(leaves, gradients, strict=True)
+        first, last = int(c["asked"] == "state"), 1 if c["asked"] == "y" else None
+        weighted = zip(outputs, self.weights(outputs), strict=True)
+        pairs = [
+            (torch.where(o.isinf(), 0, o), w)
+            for o, w in [*weighted][first:last]
+            if o.requires_grad
         ]
+        names, tensors = zip(*leaves, strict=True)
+        options: Any = {"allow_unused": True, "materialize_grads": True}
+
+        def pull(pairs: list[tuple[Tensor, Tensor]], **more: bool) -> Parts:
+            if not pairs:  # nothing has been computed
+                return [torch.zeros_like(leaf) for leaf in tensors]
+            of, weights = zip(*pairs, strict=True)
+            return [*torch.autograd.grad(of, tensors, weights, **options, **more)]
+
+        kept = mode in ("twice", "second")
+        gradients = pull(pairs, create_graph=mode == "second", retain_graph=kept)
+        if mode == "twice":
+            again = pull(pairs)
+            assert all(map(torch.equal, gradients, again)), "a kept graph changes"
+        results = [(f"d {n}", d) for n, d in zip(names, gradients, strict=True)]
+        if mode == "second":
+            self.g.manual_seed(c["seed"] + 2)
+            again = [(d, self.normal(*d.shape).to(d)) for d in gradients]
+            again = pull([pair for pair in again if pair[0].requires_grad])
+            results += [(f"dd {n}", d) for n, d in zip(names, again, strict=True)]
+        if mode == "jvp":
+            tangents = self.tangents()
+            along = sum(
+                (tangents[n].cpu().double() * d).sum()
+                for n, d in zip(names, gradients, strict=True)
+            )
+            results = [("along", torch.as_tensor(along))]
+        return named + results
+
+    def named(self, state: Parts) -> list[tuple[str, Tensor]]:
+        return [(f"state {i}", part) for i, part in enumerate(state, 1)]
+
+    def outputs(self, parts: Parts) -> list[tuple[str, Tensor]]:
+        return [("y", parts[0]), *self.named(parts[1:])]
+
+    def leaves(self, x: Named, state: Parts) -> list[tuple[str, Tensor]]:
+        """Those of which gradients are compared, by name."""
+        given = [*x.items(), *self.named(state)]
+        own = dict([*self.x.items(), *self.named(self.state)])
+        return [(n, p) for n, p in given if own[n].requires_grad and n != "factors"]
+
+    def tangents(self) -> Named:
+        self.g.manual_seed(self.c["seed"] + 3)
+        leaves = self.leaves(self.x, self.state)
+        return {n: self.normal(*p.shape).to(p) for n, p in leaves}
+
+    def weights(self, outputs: Parts) -> Parts:
+        """Incoming gradients, in the storage of the case."""
+        self.g.manual_seed(self.c["seed"] + 1)
+        made = []
+        for i, o in enumerate(outputs):
+            w = self.laid(self.normal(*o.shape).to(self.kept if i else self.dtype))
+            if self.c["mode"] == "ones":
+                w = torch.ones((), dtype=o.dtype).expand(o.shape)
+            made.append(w.to(o.device, o.dtype))
+        return made
 
 
 def finite(x: Tensor) -> Tensor:
@@ -382,7 +518,13 @@ def check(c: Case) -> str | None:
     try:
         got = p.found()
     except Exception as e:
-        return f"{type(e).__name__}: {e}"
+        text = " ".join(str(e).split())[:300]
+        refused = c["mode"] == "second" and c["implementation"] not in EXACT
+        if refused and "second derivative" in text and "implementation='naive'" in text:
+            return None
+        if c["implementation"] == "triton" and "cannot run here" in text:
+            return "beyond"  # a limit of the kernel
+        return f"{type(e).__name__}: {text}"
     if wanted is None:  # no sequence: nothing to compare
         return None
     if [(n, x.shape) for n, x in got] != [(n, x.shape) for n, x in wanted]:
@@ -407,34 +549,43 @@ def check(c: Case) -> str | None:
     return None
 
 
-def draw(seed: str) -> Case:
-    """A random case that its operation can compute."""
+def draw(seed: str, implementation: str | None = None, device: str = "cpu") -> Case:
+    """A random case that its operation can compute.
+
+    - `implementation`: of all operations that have it; None = any that runs on a CPU.
+    """
     r = random.Random(seed)
-    op = r.choice(OPERATIONS)
-    has, table = takes(op), op in ops.TABLE
-    c: Case = {"op": op, "seed": r.randrange(10**6), **SIMPLEST}
-    c["dtype"] = r.choice(
-        ["float64", "float32", "float64", "float32", "float16", "bfloat16"]
-    )
-    c["implementation"] = r.choice(ops.implementations(op)) if table else "naive"
+    names = [n for n in OPERATIONS if implementation in (None, *forms(n))]
+    op = r.choice(names)
+    has, table = takes(op), forms(op) != ("naive",)
+    c: Case = {"op": op, "seed": r.randrange(10**6), **SIMPLEST, "device": device}
+    dtypes = ["float64", "float32", "float64", "float32", "float16", "bfloat16"]
+    if implementation == "triton":  # no float64; its interpreter has no bfloat16
+        dtypes = ["float32", "float16", *["bfloat16"] * (device == "cuda")]
+    c["dtype"] = r.choice(dtypes)
+    plain = [n for n in forms(op) if n != "triton"]
+    c["implementation"] = implementation or r.choice(plain)
     long = table and op not in ("aft_conv2d", "feedback")
     borders = [15, 16, 17, 31, 32, 33, 64, 65, r.randint(34, 70)] if long else []
-    c["time"] = r.choice([0, 1, 2, 3, *(r.randint(2, 12) for _ in range(5)), *borders])
+    short = [0, 1, 2, 3, *(r.randint(2, 12) for _ in range(5))]
+    c["time"] = r.choice([*short, *borders])
+    if op in RULES and c["time"] > 30 and r.random() < 0.2:
+        c["time"] = r.choice([96, 97, 128, 130, 200])
     c["batch"] = r.choice([1, 1, 2, 3]) if c["time"] < 30 else 1
     c["heads"], c["layers"] = r.choice([1, 2, 3]), r.choice([1, 2, 3])
     c["key"], c["value"] = (r.choice([1, 2, 3, 5, 8]) for _ in "kv")
     if op == "feedback":
         c["key"] = r.choice([4, 6])
     elif long and r.random() < 0.1:
-        none = ["batch", "value", *["heads"] * ("conv" not in op)]
-        none += ["key"] * (op != "dpfp_delta_rule")  # a map takes at least 1
+        none = ["batch", "value", "key", *["heads"] * ("conv" not in op)]
         c[r.choice(none)] = 0
-    c["window"] = (
-        r.choice([1, 2, 3, 5, 20]) if op != "aft_conv2d" else r.choice([1, 2, 3])
-    )
+    elif op in RULES and c["time"] < 50 and r.random() < 0.05:
+        c["key"] = r.choice([40, 130, 256])  # the width of DPFP
+    sizes = [1, 2, 3, 5, 20] if op != "aft_conv2d" else [1, 2, 3]
+    c["window"] = r.choice(sizes)
     c["size"] = r.choice([1.0, 1.0, 0.1, 1.3])
     if op.startswith("aft"):
-        c["size"] = r.choice([1.0, 1.0, 10.0, 300.0])
+        c["size"] = r.choice([1.0, 1.0, 10.0, 300.0, 2000.0])
     if op == "softmax_attention":  # PyTorch's backward pass has an error of 6e-8
         c["size"] = r.choice([1.0, 3.0])  # times the largest score
     if "scale" in has:
@@ -445,15 +596,18 @@ def draw(seed: str) -> Case:
     for name in ("edges", "fewer", "dropout"):
         c[name] = int(r.random() < 0.4)
     c["normalize"] = r.randrange(2) * ("normalize" in has)
+    c["channels"] = r.randrange(2) * (op == "sum_rule" and not c["normalize"])
     c["activation"] = r.choice(list(ACTIVATIONS))
     c["causal"] = int("causal" not in has or r.random() < 0.7)
-    c["mask"] = (
-        r.choice(["none", "none", "some", "row"]) if "key_mask" in has else "none"
-    )
+    masks = ["none", "none", "some", "row"] if "key_mask" in has else ["none"]
+    c["mask"] = r.choice(masks)
+    if c["mask"] == "row" and c["batch"] == 1 and r.random() < 0.9:
+        c["mask"] = "some"  # else nothing is left
     if c["causal"] and "state" in has:
         c["state"], c["cuts"] = r.randrange(2), r.choice([0, 0, 1, 2])
         if "cu_seqlens" in has and r.random() < 0.3:
             c["documents"], c["cuts"], c["batch"] = r.choice([1, 2, 4]), 0, 1
+        c["asked"] = r.choice(["all", "all", "y", "state"])
     c["storage"] = r.choice(["plain", "strided", "offset", "transposed", "expanded"])
     if op == "feedback" and c["storage"] == "expanded":
         c["storage"] = "plain"  # equal weights make equal numbers: see `feedback`
@@ -461,7 +615,101 @@ def draw(seed: str) -> Case:
     # Softmax attention is PyTorch's own, in half precision there.
     wide = c["dtype"] == "float32" and "state" in has and op != "softmax_attention"
     c["autocast"] = int(wide and r.random() < 0.2)
+    kernel = implementation == "triton"
+    if c["grad"] != "none" and r.random() < 0.6:
+        c["mode"] = r.choice(MODES[: MODES.index("vmap")] if kernel else MODES)
+    if c["mode"] in ("vmap", "grad", "jvp"):
+        c |= {"implementation": "auto", "grad": "all", "asked": "all", "autocast": 0}
+        c["state"] *= op in RULES
+    if c["mode"] in ("second", "jvp") and "16" in c["dtype"]:
+        c["mode"] = "twice"
+    if table and not kernel and c["mode"] == "once" and r.random() < 0.05:
+        # Loops are slow to trace.
+        quick = c["implementation"] == "efficient"
+        c["compiled"], c["time"] = r.choice([1, 2]), min(c["time"], 40 if quick else 3)
+        c["cuts"] = min(c["cuts"], int(quick))
+        c |= {n: max(c[n], 1) for n in ("batch", "heads", "key", "value")}
+        # The backward pass of a graph without operators of its own is that of PyTorch.
+        c["autocast"] *= quick
+        if op == "fwp":  # a function of your own is in no graph
+            c["activation"] = r.choice(["none", "tanh"])
+        if op == "feedback":  # the size of its state would depend on the mask
+            c["mask"] = "none"
     return c
+
+
+def forms(op: str) -> tuple[str, ...]:
+    """The implementations of an operation that run here."""
+    if op in MAPS or op == "feedback_attention":
+        return ("naive",)
+    return ops.implementations(op)
+
+
+PAIR = "heads=2 key=3 value=2 seed=1"
+SMALL = "state=1 batch=2 heads=2 group=2 key=3 value=2 wide_gates=1 seed=1"
+#: Cases with a path of their own that chance may miss: a token of a stream, 1991, and
+#: packed documents without states.
+ALWAYS = (
+    *(f"op={op} implementation=efficient grad=none {SMALL}" for op in RULES),
+    *(
+        f"op={op} implementation=efficient grad=none normalize=1 {SMALL}"
+        for op, rule in RULES.items()
+        if rule.normalizes
+    ),
+    f"op=fwp implementation=efficient time=40 activation=tanh {SMALL}",
+    *(
+        f"op={op} implementation={form} documents=3 asked=y time=40 {PAIR}"
+        for op in RULES
+        for form in ("naive", "efficient")
+    ),
+)
+#: Options of some operations alone.
+HAVE = ("activation", "normalize", "causal")
+#: Options that `fixed` combines with every form of every operation.
+VARIED = ("dtype", "mask", "storage", "mode", "normalize", "compiled", "state", "edges")
+VARIED += ("asked", "causal", "learned", "grad", "fewer", "autocast", "documents")
+VARIED += ("cuts", "group", "channels", "activation", "window")
+
+
+def fixed(
+    count: int = 300, implementation: str | None = None, device: str = "cpu"
+) -> list[Case]:
+    """Cases that are always the same: of many, those that add most pairs of a form of
+    an operation with a value of an option.
+    """
+    pool, compiled = [], set()
+    cases = [parsed(text) for text in ALWAYS] * (implementation is None)
+    for i in range(20 * count):
+        c = draw(f"fixed/{i}", implementation, device)
+        if c["compiled"]:  # which is slow: a few operations, once
+            if c["implementation"] == "efficient" and c["time"] and len(compiled) < 6:
+                cases += [c] * (c["op"] not in compiled)
+                compiled.add(c["op"])
+            continue
+        length = sum(c["time"] > border for border in (0, 1, 14, 32, 70))
+        values = {(n, c[n]) for n in VARIED if n in takes(c["op"]) or n not in HAVE}
+        values |= {(length, c["grad"] == "none"), ("key", c["key"] > 9)}
+        values |= {(c["normalize"], c["fewer"], c["edges"])}
+        form = c["op"], c["implementation"]
+        if c["implementation"] == "auto":  # "chunked", transformed
+            values = {(n, c[n]) for n in ("mode", "normalize", "mask", "state")}
+        pool.append((c, {(*form, *value) for value in values}))
+    seen: set[Any] = set()
+    gains = [(-len(pairs), i) for i, (_, pairs) in enumerate(pool)]
+    heapq.heapify(gains)
+    while len(cases) < count:
+        gain, i = heapq.heappop(gains)
+        c, pairs = pool[i]
+        if -gain > len(pairs - seen):  # as others have been taken
+            heapq.heappush(gains, (-len(pairs - seen), i))
+            continue
+        seen |= pairs
+        cases.append(c)
+    return sorted(cases, key=lambda c: c["compiled"])
+
+
+#: Forms that have second derivatives.
+EXACT = ("naive", "chunked")
 
 
 def fails(c: Case) -> bool:
@@ -473,6 +721,8 @@ def fails(c: Case) -> bool:
 
 def simpler(c: Case) -> Case:
     """Each option at its simplest, or on the way there, as long as it fails."""
+    if c["compiled"]:  # which is slow
+        return c
     for name, simplest in SIMPLEST.items():
         values = [simplest]
         if type(simplest) is int and c[name] > 1:
@@ -497,20 +747,27 @@ def parsed(text: str) -> Case:
     return c
 
 
-def run(seed: int, cases: int) -> list[str]:
-    """What is found among random cases: how to repeat it, and what it is."""
-    finds, beyond = [], 0
-    for i in range(cases):
-        c = draw(f"{seed}/{i}")
+def search(cases: Iterable[Case], first: bool = False) -> list[str]:
+    """What is found: how to repeat it, and what it is.
+
+    - `first`: stop there, and do not make it simpler.
+    """
+    finds, verdicts = [], Counter[bool]()
+    for c in cases:
         problem = check(c)
-        if problem == "beyond":
-            beyond += 1
-        elif problem:
-            c = simpler(c)
+        verdicts[problem == "beyond"] += 1
+        if problem not in (None, "beyond"):
+            c = c if first else simpler(c)
             finds.append(f'python tests/fuzz.py --case "{line(c)}": {check(c)}')
             print(finds[-1], flush=True)
-    print(f"seed {seed}: {cases} cases, {beyond} beyond, {len(finds)} finds")
+            if first:
+                break
+    print(f"{verdicts.total()} cases, {verdicts[True]} beyond, {len(finds)} finds")
     return finds
+
+
+def drawn(seed: int, count: int, **options: Any) -> Iterator[Case]:
+    return (draw(f"{seed}/{i}", **options) for i in range(count))
 
 
 TODAY = int(f"{datetime.date.today():%Y%m%d}")
@@ -520,8 +777,15 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=TODAY, help="default: the date")
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--case", help="one case, as it was printed")
+    parser.add_argument("--fixed", action="store_true", help="those of make test")
+    parser.add_argument("--first", action="store_true", help="stop at the first find")
+    parser.add_argument("--implementation", help="of all cases, such as triton")
+    parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.case:
         sys.exit(check(parsed(args.case)) or "as expected")
-    sys.exit(bool(run(args.seed, args.cases)))
+    options = {"implementation": args.implementation, "device": args.device}
+    cases = fixed(**options) if args.fixed else drawn(args.seed, args.cases, **options)
+    print(f"seed {args.seed}")
+    sys.exit(bool(search(cases, args.first)))

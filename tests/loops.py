@@ -1,32 +1,93 @@
 """Every operation as a loop in float64, for `fuzz.py`, straight from the papers.
 
 Nothing here is fwlab's: one line per equation, with its number, on plain tensors.
-A loop takes the options of a case, the inputs of one sequence, `[time, ...]`, the
-parts of its state, and which steps are real. It returns y, and the parts of the state
-after it.
+A loop takes the options of a case, the inputs of one sequence, `[time, ...]`, and the
+parts of its state. It returns y, and the parts of the state after it. Masked tokens are
+dropped before a loop is called; only where other tokens know their distance from them
+does it get the mask: which steps are real.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-
-from fwlab import ops
 
 Case = dict[str, Any]
 Named = dict[str, Tensor]
 Parts = list[Tensor]
 
 ACTIVATIONS: Named | Any = {"none": None, "tanh": torch.tanh, "sin": torch.sin}
-CORRECTING = (
-    "delta_rule",
-    "dpfp_delta_rule",
-    "gated_delta_rule",
-    "kimi_delta_rule",
-    "comba_rule",
-    "implicit_delta_rule",
-)
+
+
+class Gate(NamedTuple):
+    """What a rule takes besides queries, keys and values.
+
+    - `dims`: its dimensions after batch and time, by the options of a case.
+    - `edges`: numbers at which a rule is still exact, and has special cases.
+    - `optional`: it may be left out.
+    - `by_channel`: it may also have the dimension of keys.
+    """
+
+    dims: str
+    edges: tuple[float, ...] = (0, 1)
+    optional: bool = False
+    by_channel: bool = False
+
+
+class Rule(NamedTuple):
+    """A fast weight rule.
+
+    - `gates`: by the names of its arguments.
+    - `steps`: how many steps a token takes, if `k` and `v` have such a dimension.
+    - `normalizes`: it can divide by z.
+    """
+
+    gates: dict[str, Gate]
+    steps: int = 0
+    normalizes: bool = False
+
+
+DECAYS = (0, -1e-6, -30, -100, -1000, -math.inf)
+DECAY, CHANNEL_DECAY = Gate("heads", DECAYS), Gate("heads key", DECAYS)
+SOME_DECAY, STRENGTH = DECAY._replace(optional=True), Gate("heads", (0, 1, 2))
+RULES = {
+    "sum_rule": Rule(
+        {"log_decay": SOME_DECAY._replace(by_channel=True)}, normalizes=True
+    ),
+    "gated_rule": Rule(
+        {"beta": Gate("heads"), "log_decay": SOME_DECAY}, normalizes=True
+    ),
+    "delta_rule": Rule({"beta": STRENGTH}, normalizes=True),
+    "gated_delta_rule": Rule({"beta": STRENGTH, "log_decay": DECAY}, normalizes=True),
+    "kimi_delta_rule": Rule({"beta": STRENGTH, "log_decay": CHANNEL_DECAY}),
+    "gated_delta_rule_2": Rule(
+        {
+            "erase": Gate("heads key"),
+            "write": Gate("heads value"),
+            "log_decay": CHANNEL_DECAY,
+        }
+    ),
+    "comba_rule": Rule({"beta": STRENGTH, "log_decay": DECAY, "ask": Gate("heads")}),
+    "implicit_delta_rule": Rule({"beta": Gate("heads", (0, 1, 2, 1000))}),
+    "delta_product": Rule(
+        {"beta": Gate("steps heads", (0, 1, 2)), "log_decay": SOME_DECAY}, steps=2
+    ),
+    "rwkv7_rule": Rule(
+        {
+            "a": Gate("heads key", (0,)),
+            "b": Gate("heads key", (0,)),
+            "log_decay": CHANNEL_DECAY,
+        }
+    ),
+}
+DELTA = ("delta_rule", "gated_delta_rule", "kimi_delta_rule", "comba_rule")
+DELTA += ("implicit_delta_rule",)
+AFT = ("aft_simple", "aft_full", "aft_local", "aft_conv", "aft_conv2d")
+OTHERS = ("fwp", "softmax_attention", *AFT, "feedback", "feedback_attention")
+MAPS = ("ELU1", "DPFP", "FAVOR", "RandomFourier", "sum_normalize", "l2_normalize")
+#: Operations in which a token knows how far away others are, also masked ones.
+PLACED = ("softmax_attention", "aft_full", "aft_local", "aft_conv", "aft_conv2d")
 
 
 def over(x: Tensor, total: Tensor) -> Tensor:
@@ -43,15 +104,13 @@ def dpfp(x: Tensor) -> Tensor:
     return r * torch.cat([r[..., 1:], r[..., :1]], -1)  # Eq. 37 with nu = 1
 
 
-def fast_weights(c: Case, x: Named, state: Parts, real: Tensor) -> Any:
+def fast_weights(c: Case, x: Named, state: Parts) -> Any:
     op, (q, k), v = c["op"], (x["q"], x["k"]), x["v"]
     W, z = [*state, torch.zeros(())][:2]
-    if op == "dpfp_delta_rule":
-        q, k = (over(p, p.sum(-1, keepdim=True)) for p in (dpfp(q), dpfp(k)))
     q = q if c["scale"] is None else q * c["scale"]
     heads = [i // c["group"] for i in range(q.shape[1])]
     y = v.new_zeros(len(q), len(heads), v.shape[-1])
-    for t in real.nonzero()[:, 0]:
+    for t in range(len(q)):
         b = x["beta"][t][:, None] if "beta" in x else 1.0
         before = W
         if "log_decay" in x:  # first fade
@@ -76,7 +135,7 @@ def fast_weights(c: Case, x: Named, state: Parts, real: Tensor) -> Any:
                 W = W + u[..., None] * k_j[:, None]
             more, b = more[-1], x["beta"][t][-1][:, None]
             new = b * (new[-1] - (W * more[:, None]).sum(-1))
-        elif op in CORRECTING:
+        elif op in DELTA:
             if op == "comba_rule":
                 ask = x["ask"][t][:, None] * ask
             if op == "implicit_delta_rule":  # the best step
@@ -90,16 +149,16 @@ def fast_weights(c: Case, x: Named, state: Parts, real: Tensor) -> Any:
         W, z = W + new[..., None] * key[:, None], z + more if c["normalize"] else z
         y_t = (W[heads] * q[t][:, None]).sum(-1)  # Eq. 25
         y_t = over(y_t, dot(z[heads], q[t])) if c["normalize"] else y_t  # Eqs. 19, 28
-        y = y.index_put((t,), y_t)
+        y = y.index_put((torch.tensor(t),), y_t)
     return y, [W, z][: len(state)]
 
 
-def fwp(c: Case, x: Named, state: Parts, real: Tensor) -> Any:
+def fwp(c: Case, x: Named, state: Parts) -> Any:
     (W,), y = state, torch.zeros_like(x["a"])
     sigma = ACTIVATIONS[c["activation"]] or torch.positive
-    for t in real.nonzero()[:, 0]:
+    for t in range(len(y)):
         W = sigma(W + x["a"][t][..., None] * x["b"][t][:, None])  # Eq. 2
-        y = y.index_put((t,), (W * x["x"][t][:, None]).sum(-1))  # Eq. 3
+        y = y.index_put((torch.tensor(t),), (W * x["x"][t][:, None]).sum(-1))  # Eq. 3
     return y, [W]
 
 
@@ -148,11 +207,12 @@ def bias_of(c: Case, x: Named, t: int, place: int | None) -> Tensor | float:
     return x["band"][t, column] if op == "aft_local" else x["kernel"][:, column, None]
 
 
-def aft(c: Case, x: Named, state: Parts, real: Tensor) -> Any:
+def aft(c: Case, x: Named, state: Parts, real: Tensor | None = None) -> Any:
     op, (q, k, v) = c["op"], (x[n] for n in "qkv")
     if op == "aft_conv2d":
         q, k, v = (p.flatten(0, 1) for p in (q, k, v))
     causal = c["causal"] and op != "aft_conv2d"
+    real = torch.ones(len(q), dtype=torch.bool) if real is None else real
     shape, k, recent = v.shape[1:], k.expand(v.shape), 0
     none = k.new_full(shape, -math.inf), v.new_zeros(shape)
     keys: list[Any] = []  # (place, k, v): all older ones as one, recent ones, new ones
@@ -190,7 +250,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
     return softmax(a, v)[0]  # Eq. f5
 
 
-def feedback_attention(c: Case, x: Named, state: Parts, real: Tensor) -> Any:
+def feedback_attention(c: Case, x: Named, state: Parts) -> Any:
     return attend(x["q"], x["k"], x["v"], x["positions"]), []
 
 
@@ -199,10 +259,10 @@ def norm(x: Tensor, scale: Tensor) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * scale
 
 
-def feedback(c: Case, x: Named, state: Parts, real: Tensor) -> Any:
+def feedback(c: Case, x: Named, state: Parts) -> Any:
     (k, v), y, heads = state, torch.zeros_like(x["x"]), c["heads"]
     d, d_ff = x["expand"].shape[:0:-1]
-    for t in real.nonzero()[:, 0]:
+    for t in range(len(y)):
         states = [x["x"][t]]
         for l in range(c["layers"]):
             x_l, g = states[-1], l if k.shape[1] > 1 else 0
@@ -220,11 +280,11 @@ def feedback(c: Case, x: Named, state: Parts, real: Tensor) -> Any:
             torch.cat([old, torch.einsum("gij,gj->gi", W, m).view(1, *old.shape[1:])])
             for old, W in ((k, x["to_k"]), (v, x["to_v"]))
         )  # Eq. f2
-        y = y.index_put((t,), states[-1])
+        y = y.index_put((torch.tensor(t),), states[-1])
     return y, [k, v]
 
 
-def feature_map(c: Case, x: Named, state: Parts, real: Tensor) -> Any:
+def feature_map(c: Case, x: Named, state: Parts) -> Any:
     op, p, omega = c["op"], x["x"], x.get("omega")
     if op == "ELU1":
         return torch.where(p > 0, p + 1, p.clamp(max=0).exp()), []  # Eq. 30
@@ -246,8 +306,13 @@ def feature_map(c: Case, x: Named, state: Parts, real: Tensor) -> Any:
     return p, []
 
 
-def loop_of(op: str) -> Any:
-    """The loop of an operation or a feature map; for fast weights, one for all."""
-    if op.startswith("aft"):
-        return aft
-    return globals().get(op, fast_weights if op in ops.TABLE else feature_map)
+#: The loop of each operation and feature map; for fast weights, one for all.
+LOOPS: dict[str, Any] = {
+    **dict.fromkeys(RULES, fast_weights),
+    **dict.fromkeys(AFT, aft),
+    **dict.fromkeys(MAPS, feature_map),
+    "fwp": fwp,
+    "softmax_attention": softmax_attention,
+    "feedback": feedback,
+    "feedback_attention": feedback_attention,
+}

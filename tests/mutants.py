@@ -8,8 +8,9 @@ listed in `equivalent_mutants.toml`; any other survivor is a failure.
     python tests/mutants.py [FILE ...]
 
 tries every mutant of those files; without FILE, those of the feature maps and of every
-loop, and some of every `efficient.py`, which the word `efficient` names, too. Which
-tests are run, and what is not changed, says `[tool.mutmut]` in `pyproject.toml`.
+rule, and some of every `efficient.py` and `chunked.py`, which the word `efficient`
+names, too. Which tests are run, and what is not changed, says `[tool.mutmut]` in
+`pyproject.toml`.
 """
 
 import argparse
@@ -28,9 +29,12 @@ LIST = ROOT / "tests" / "equivalent_mutants.toml"
 SPECIFICATIONS = [
     "fwlab/feature_maps.py",
     "fwlab/ops/**/naive.py",
-    "fwlab/ops/*/rules/[a-z]*.py",
+    "fwlab/ops/linear/*.py",
+    "fwlab/ops/delta/*.py",
 ]
-#: How many mutants of all `efficient.py` together.
+#: What stands beside the pages of the rules.
+OTHERS = {"__init__.py", "chunked.py", "kernels.py"}
+#: How many mutants of all `efficient.py` and `chunked.py` together.
 SAMPLE = 360
 CAUGHT = {"killed", "timeout", "segfault"}
 
@@ -55,8 +59,15 @@ def module(path: Path | str) -> str:
 
 def specifications() -> list[str]:
     return [
-        str(path.relative_to(ROOT)) for p in SPECIFICATIONS for path in ROOT.glob(p)
+        str(path.relative_to(ROOT))
+        for pattern in SPECIFICATIONS
+        for path in ROOT.glob(pattern)
+        if path.name not in OTHERS
     ]
+
+
+def is_efficient(name: str) -> bool:
+    return ".efficient." in name or ".chunked." in name
 
 
 def sample(names: list[str]) -> list[str]:
@@ -101,10 +112,12 @@ def main() -> int:
     if "efficient" in files:
         if not whole:  # Any mutant, so that there are names.
             mutmut(*run, "fwlab.ops.softmax.naive.x_*__mutmut_1")
-        mutmut(*run, *sample([name for name in results() if ".efficient." in name]))
+        mutmut(*run, *sample([name for name in results() if is_efficient(name)]))
 
     known = tomllib.loads(LIST.read_text("utf-8"))["equivalent"]
     modules = {*map(module, files)}
+    if "efficient" in files:
+        modules.add("chunked")
     tried = {
         name: status
         for name, status in results().items()

@@ -13,6 +13,8 @@ from fwlab.feature_maps import ELU1
 from fwlab.layers import FeedbackTransformer, SoftmaxAttention
 from fwlab.models import MIXERS, EncoderDecoder, LanguageModel
 
+#: Modules that nothing calls, or that a model skips where they would do nothing.
+CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Dropout)
 KINDS = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
 #: Options in which more modules take part.
 MODERN = {
@@ -185,14 +187,14 @@ def test_a_stack_of_feedback_that_calls_is_trained(shared):
     half = other.bfloat16().prefill(x.bfloat16())
     assert half[0].dtype == torch.bfloat16 and half[1].k.dtype == torch.float32
     handle.remove()
-    assert seen and other._called() is None
+    assert seen and other._called_module() is None
 
 
 @every_mixer
 def test_hooks_for_all_modules_see_all(mixer):
     """`forward` calls every module; `prefill` and `step` those with weights."""
     model, seen = small(mixer), set()
-    every = {m for m in model.modules() if type(m) not in (nn.ModuleList, nn.Dropout)}
+    every = {m for m in model.modules() if type(m) not in CONTAINERS}
     layers = {m for m in every if type(m) in KINDS}
     handle = register_module_forward_hook(lambda m, *_: seen.add(m))
     try:

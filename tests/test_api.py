@@ -173,7 +173,10 @@ def undocumented(p: Public, seen: tuple[str, ...] = ()) -> list[str]:
         place = ELSEWHERE.search(" ".join(body.split())) if colon else None
         if place is None:
             continue
-        lacking = {n for q in referred(p, place) for n in lacks(q, (*seen, p.name))}
+        places = referred(p, place)
+        lacking = {n for q in places for n in lacks(q, (*seen, p.name))}
+        if "`options`" in head:  # those of `RuleOptions`, which are said there
+            missing -= {n for q in places for n in parameters(q)} - lacking
         missing |= set(SPAN.findall(head)) & set(parameters(p)) & lacking
     return [name for name in parameters(p) if name in missing]
 

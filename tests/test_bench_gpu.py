@@ -4,14 +4,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
 from fwlab import cli, ops
-from fwlab.bench import kernels
+from fwlab.bench import fla, kernels
 from fwlab.bench.case import layout
-from fwlab.ops.call import fla, launcher
+from fwlab.ops._operation import Refused
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs" / "hooks"))
@@ -49,14 +50,13 @@ def test_default_path(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--gpu"], "needs an Nvidia GPU"),
-        (["--gpu", "--out", "new/here.json"], "needs an Nvidia GPU"),
+        (["--gpu"], "there is no GPU"),
+        (["--gpu", "--out", "new/here.json"], "there is no GPU"),
     ],
 )
 def test_refusal(tmp_path, monkeypatch, capsys, arguments, says):
     """Exit code 2, one sentence, nothing written."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(sys, "argv", ["fwlab", "bench", *arguments])
     with pytest.raises(SystemExit) as ended:
@@ -68,11 +68,7 @@ def test_refusal(tmp_path, monkeypatch, capsys, arguments, says):
 
 
 def test_a_wrong_compiler_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: True)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    about = {"name": "NVIDIA H100", "slug": "h100", "capability": (9, 0)}
-    monkeypatch.setattr(kernels, "card", lambda: about)
-    monkeypatch.setattr(kernels.launcher, "untrusted", lambda capability: "set this")
+    monkeypatch.setattr(kernels._triton, "why_not", lambda minimum: "set this")
     with pytest.raises(ValueError, match="bench --gpu: set this"):
         kernels.main(tmp_path / "x.json", "")
 
@@ -87,7 +83,7 @@ def test_card(monkeypatch):
 
 
 def test_every_kernel_has_a_case():
-    with_kernels = [n for n, o in ops.TABLE.items() if "triton" in o.implementations]
+    with_kernels = [n for n, op in ops.TABLE.items() if "triton" in op.forms]
     assert [*dict.fromkeys(case.name for case in kernels.cases())] == with_kernels
     assert [*TINY] == with_kernels
     keys = [case.key for case in kernels.cases()]
@@ -110,7 +106,7 @@ def tried(case, triton="efficient", change=None):
 @pytest.mark.parametrize("case", TINY.values(), ids=TINY)
 def test_errors_are_those_of_an_independent_piece(case, monkeypatch):
     """As small as they are for efficient; flash-linear-attention is missing."""
-    monkeypatch.setattr(fla, "missing", lambda: "not installed")
+    monkeypatch.setattr(fla, "version", lambda: None)
     found = tried(case)
     assert [row["side"] for row in found] == ["triton", "efficient"]
     for row in found:
@@ -151,19 +147,17 @@ def test_a_wrong_gradient_shows():
     assert row["errors"]["float32"] == 1.0
 
 
-@pytest.mark.parametrize(
-    ("reason", "row"),
-    [
-        (launcher.Limit("too wide"), {"refused": "too wide", "reason": None}),
-        ("no GPU", {"refused": None, "reason": "ValueError: delta_rule: "}),
-    ],
-)
-def test_only_limits_are_refusals(monkeypatch, reason, row):
-    """What is missing on this machine has not been checked."""
-    monkeypatch.setattr(launcher.Kernel, "refusal", lambda *_, **__: reason)
-    found = kernels.rows(TINY["delta_rule"], "cpu", nothing)[0]
-    assert found["refused"] == row["refused"]
-    assert (found["reason"] or "")[: len(row["reason"] or "")] == (row["reason"] or "")
+def test_limits_are_no_failures(monkeypatch):
+    """What a kernel refuses by design is neither right nor wrong."""
+    case = TINY["delta_rule"]
+
+    def refuses(*inputs):
+        raise Refused("too wide")
+
+    found = kernels.rows(
+        case._replace(sides=case.sides | {"triton": refuses}), "cpu", nothing
+    )[0]
+    assert found["refused"] == "too wide" and found["reason"] is None
     assert not kernels.verdict([found])[0]
     json.dumps(found, allow_nan=False)
 
@@ -261,6 +255,36 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         assert result["complete"] and result["right"] == (not code)
         assert {row["ms"] for row in result["rows"]} == {None}
         assert result["verdict"] in capsys.readouterr().out
+
+
+def recurrent(q, k, v, g=None, beta=None, scale=None):
+    """A rule in the conventions of flash-linear-attention, step by step."""
+    scale = k.shape[-1] ** -0.5 if scale is None else scale
+    S, o = k.new_zeros(*k.shape[::2], k.shape[-1], v.shape[-1]), []
+    for t in range(q.shape[1]):
+        if g is not None:
+            S = S * g[:, t].exp()[..., None, None]
+        new = v[:, t]
+        if beta is not None:
+            held = torch.einsum("bhk,bhkv->bhv", k[:, t], S)
+            new = beta[:, t, :, None] * (new - held)
+        S = S + k[:, t, :, :, None] * new[:, :, None]
+        o.append(scale * torch.einsum("bhk,bhkv->bhv", q[:, t], S))
+    return torch.stack(o, 1), None
+
+
+@pytest.mark.parametrize("name", fla.PEERS)
+def test_the_peer_computes_the_same(name, monkeypatch):
+    """Output and gradients of the loops, from functions with its conventions."""
+    for kind in ("simple_gla", "delta_rule", "gated_delta_rule"):
+        module = ModuleType(f"fla.ops.{kind}")
+        setattr(module, f"chunk_{kind}", recurrent)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    case = TINY[name]
+    inputs, dy = case.problem(torch.float64)
+    found, wanted = (kernels.once(case.sides[s], inputs, dy) for s in ("fla", "naive"))
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
 
 
 def test_a_name_is_imported_only_when_a_kernel_runs():

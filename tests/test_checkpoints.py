@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from alike import refuses
+from alike import error, refuses
 from safetensors.torch import load_file, save_file
 from terminal import fwlab
 from torch.nn import functional as F
 
 from fwlab.models import LanguageModel, families, load
-from problems import error
 
 transformers = pytest.importorskip("transformers")
 VOCABULARY = 61

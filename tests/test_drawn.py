@@ -9,9 +9,10 @@ import pytest
 import test_house
 import torch
 
-from fwlab import ops
-from fwlab.layers.fast_weight_attention import RULES as RECORDS
-from fwlab.ops.call.rule import Rule
+from fwlab.bench.rules import RULES as OPERATIONS
+from fwlab.bench.rules import example, without_mean
+from fwlab.layers.fast_weight_attention import RULES as LAYERS
+from fwlab.ops._rules import Inputs
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 CONTRIBUTE, RULES = (
@@ -29,17 +30,7 @@ def test_the_way_is_the_one_that_runs():
         assert page == file.removesuffix(".py")
 
 
-def test_the_way_is_short():
-    counted = {
-        (rule, time): len(frames.frames(rule, time))
-        for rule, time in product(RECORDS, (64, 512))
-    }
-    assert all(0 < count <= 9 for count in counted.values()), counted
-
-
 def test_every_room_is_drawn():
-    table = re.findall(r"^\| (`fwlab/.*?) \|", CONTRIBUTE, re.M)
-    assert re.findall(r"`fwlab/(\w+)", "".join(table)) == test_house.ROOMS
     # Beside a recurrence are the files that are in it, or in each of its forms.
     usual = {"naive.py", "chunked.py", "efficient.py", "kernels.py"}
     for names, says in test_house.ROWS:
@@ -66,47 +57,50 @@ class Row:
 ROWS = [Row(line) for line in RULES.splitlines() if line.startswith("| **")]
 
 
+def drawn(op, *, time: int, optional: bool = False) -> tuple[dict, Inputs]:
+    """Inputs of a rule, and those of its recurrence."""
+    sizes = {"batch": 1, "time": time, "heads": 2, "queries": 2, "key": 4, "value": 5}
+    generator = torch.Generator().manual_seed(0)
+    x = example(op, sizes | {"steps": 2}, generator)
+    if optional:
+        x |= {name: -torch.rand(1, time, 2).double() for name in op.rule.optional}
+    made = op.rule.gates(**x)
+    qkv = {n: x[n] if getattr(made, n) is None else getattr(made, n) for n in "qkv"}
+    return x, made._replace(**qkv)
+
+
 def test_every_rule_has_a_row():
-    records = [r for r in ops.TABLE.values() if isinstance(r, Rule) and r.mixer]
-    records = [r for r in records if r.folder in ("additive", "correcting")]
-    assert {row.function for row in ROWS} == {record.name for record in records}
+    assert {row.function for row in ROWS} == {*OPERATIONS}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=range(len(ROWS)))
-def test_rows_say_what_the_records_compute(row):
-    record = ops.TABLE[row.function]
-    sizes = {"batch": 1, "time": 3, "heads": 1, "key": 4, "value": 5}
-    optional = {
-        n: g.dims.replace("[key]", "") for n, g in record.gates.items() if g.optional
-    }
-    x = record.example(torch.Generator().manual_seed(0), optional, **sizes)
-    inputs = {"decay": None, "strength": None, "ask": None} | x | record.inputs(**x)
-    loop = record.implementations["naive"].by_names.values()
-    module = next(iter(loop)).__module__
-    assert module == f"fwlab.ops.{record.folder}.rules.{row.loop}"
-    assert row.source in getattr(ops, row.function).__doc__
-    assert (row.ask != "–") == record.corrects
-    if record.corrects:
-        own = record.inputs(**x).get("ask")
-        assert (row.ask == row.k) == (own is None)
+def test_rows_say_what_the_rules_compute(row):
+    op = OPERATIONS[row.function]
+    x, made = drawn(op, time=3, optional=True)
+    kind = "delta" if op.rule.corrects else "linear"
+    assert op.rule.loops.plain.__module__ == f"fwlab.ops.{kind}.{row.loop}"
+    assert row.source in op.__doc__
+    assert (row.ask != "–") == op.rule.corrects
+    if op.rule.corrects:
+        assert (row.ask == row.k) == (made.erase_key is None)
     # A gate may be left out.
-    assert (row.decay == "1") == (inputs["decay"] is None)
-    assert (row.strength == "1") == (inputs["strength"] is None)
-    steps = inputs["k"].shape[1] // 3
-    assert row.steps == ("$n$" if record.steps else str(steps))
-    same = inputs["v"] is x["v"] or (steps > 1 and record.steps > 1)
+    assert (row.decay == "1") == (made.decay is None)
+    assert (row.strength == "1") == (made.strength is None)
+    steps, several = made.k.shape[1] // 3, x["k"].dim() == 5
+    assert row.steps == ("$n$" if several else str(steps))
+    same = made.v is x["v"] or several
     assert (re.fullmatch(r"\$v(_j)?\$", row.v) is not None) == same
-    wide = inputs["decay"] is not None and inputs["decay"].shape[-1] > 1
+    wide = made.decay is not None and made.decay.shape[-1] > 1
     assert ("channel" in row.decay) == wide
 
 
 def test_defaults_of_the_layer():
     row = re.compile(r"^\| `(\w+)` \| .+ \| `(\w+)` \| (\w+) \| (\w+) \|$", re.M)
     stated = {name: cells for name, *cells in row.findall(RULES)}
-    records = {name: RECORDS[name] for name in stated}
+    records = {name: LAYERS[name] for name in stated}
     assert {"delta", "rwkv7"} <= {*stated}
     assert stated == {
-        name: [r.feature_map.__name__, str(r.key_norm), str(r.normalize)]
+        name: [r.feature_map.__name__, str(r.key_norm), str(bool(r.normalize))]
         for name, r in records.items()
     }
 
@@ -114,29 +108,25 @@ def test_defaults_of_the_layer():
 def test_the_equation_is_that_of_every_rule():
     """The recurrence of the page, step by step, against each rule's loop."""
     for row in ROWS:
-        record = ops.TABLE[row.function]
-        sizes = {"batch": 1, "time": 4, "heads": 2, "key": 4, "value": 5}
-        x = record.example(torch.Generator().manual_seed(1), **sizes)
-        given = {"decay": None, "strength": None, "ask": None, "early": False} | x
-        given |= record.inputs(**x)
+        op = OPERATIONS[row.function]
+        x, made = drawn(op, time=4)
         W, y = torch.zeros(1, 2, 5, 4, dtype=torch.float64), []
-        for t in range(given["k"].shape[1]):
-            q, k, v = (given[name][:, t] for name in "qkv")
+        for t in range(made.k.shape[1]):
+            q, k, v = (part[:, t] for part in (made.q, made.k, made.v))
             r = torch.zeros_like(k)
-            if record.corrects:
-                r = k if given["ask"] is None else given["ask"][:, t]
-            d = 1 if given["decay"] is None else given["decay"][:, t, :, None]
-            s = 1 if given["strength"] is None else given["strength"][:, t]
+            if op.rule.corrects:
+                r = k if made.erase_key is None else made.erase_key[:, t]
+            d = 1 if made.decay is None else made.decay[:, t, :, None]
+            s = 1 if made.strength is None else made.strength[:, t]
             # To ask before the decay is to divide by it.
             faded = W * d
             answer = torch.einsum(
-                "bhvk,bhk->bhv", faded, r / d[..., 0, :] if given["early"] else r
+                "bhvk,bhk->bhv", faded, r / d[..., 0, :] if made.early else r
             )
             W = faded + torch.einsum("bhv,bhk->bhvk", s * (v - answer), k)
             y.append(torch.einsum("bhvk,bhk->bhv", W, q))
-        n = given["k"].shape[1] // 4
-        options = {"normalize": False} if record.normalizes else {}
-        expected = getattr(ops, record.name)(**x, **options, implementation="naive")
+        n = made.k.shape[1] // 4
+        expected = without_mean(op)(**x, implementation="naive")
         torch.testing.assert_close(
             torch.stack(y[n - 1 :: n], 1), expected, rtol=1e-12, atol=1e-12
         )

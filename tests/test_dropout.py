@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from alike import agree, drawn_mask, random, refuses
+from alike import agree, drawn_mask, error, random, refuses
 from torch.utils.checkpoint import checkpoint
 
 from fwlab import ops
@@ -18,8 +18,8 @@ from fwlab.layers import (
     TransformerXL,
 )
 from fwlab.models import MIXERS, EncoderDecoder, LanguageModel, Mixer
-from fwlab.ops.feedback import FEEDBACK
-from problems import error
+from fwlab.ops import _triton
+from fwlab.ops.feedback import limits
 
 WITH_WEIGHTS = ("softmax", "transformer-xl")
 DROPOUT = 0.3
@@ -356,11 +356,14 @@ def test_empty():
             assert x.grad.shape == shape
 
 
-def test_kernels_refuse():
-    refuses = FEEDBACK.implementations["triton"].refuses
-    sizes = {"d": 6, "key": 3, "features": 4}
-    assert refuses(**sizes, dropout=True) == "the kernels have no dropout"
-    assert refuses(**sizes, dropout=False) is None
+def test_kernels_refuse(monkeypatch):
+    monkeypatch.setattr(_triton, "why_not", lambda *inputs: None)
+    stack = FeedbackTransformer(6, 2, 1)
+    x, k = torch.zeros(1, 2, 6), torch.zeros(1, 0, 1, 2, 3)
+    given = x, stack.weights(), 2, k, k, None
+    factors = torch.ones(1, 2, 1, 12 + stack.weights().expand.shape[1])
+    assert limits.why_not(*given, factors) == "the kernels have no dropout"
+    assert limits.why_not(*given) is None
 
 
 def test_from_transformer():

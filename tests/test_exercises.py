@@ -394,7 +394,7 @@ def silent(block):
 
 
 def off(block):
-    return hook(block.mixer.to_beta, lambda y: y - torch.inf)
+    return hook(block.mixer.gates.beta.projection, lambda y: y - torch.inf)
 
 
 def last_stays_off(model, tokens, loss):
@@ -409,7 +409,7 @@ def last_stays_off(model, tokens, loss):
 
 
 def half_off(block):
-    return hook(block.mixer.to_beta, torch.zeros_like)
+    return hook(block.mixer.gates.beta.projection, torch.zeros_like)
 
 
 def no_mlp(block):
@@ -420,7 +420,7 @@ def large_negative_weights(model, tokens, loss):
     """Below 0 only where the sum of x is above 0."""
     losses = []
     for block in model.blocks:
-        weight = block.mixer.to_beta.weight
+        weight = block.mixer.gates.beta.projection.weight
         before = weight.detach().clone()
         weight.data.fill_(-1e9)
         losses.append(loss(model, tokens))

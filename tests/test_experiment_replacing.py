@@ -30,7 +30,7 @@ def test_it_adds_what_delta_would_write_into_an_empty_memory():
         for project in (layer.to_q, layer.to_k, layer.to_v)
     )
     q, k = (sum_normalize(ELU1()(part)) for part in (q, k))
-    beta = torch.sigmoid(layer.to_beta(x))
+    beta = layer.gates.beta(x, k)
     W = torch.einsum("bth,bthv,bthk->bthvk", beta, v, k).cumsum(1)
     wanted = layer.to_out(torch.einsum("bthvk,bthk->bthv", W, q).flatten(-2))
     assert torch.allclose(layer(x), wanted, atol=1e-12)

@@ -142,6 +142,7 @@ def test_commands_complain_before_they_work(pipe, monkeypatch, arguments, name):
         monkeypatch.setattr(f"fwlab.bench.{at}", lambda *_: pytest.fail("measures"))
     if "--gpu" in arguments:
         monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+        monkeypatch.setattr("fwlab.ops._triton.capability", lambda device: (8, 0))
         about = {"name": "x", "slug": "x", "capability": (8, 0)}
         monkeypatch.setattr(kernels, "card", lambda: about)
     out = pipe

@@ -3,19 +3,21 @@
 import functools
 
 import fuzz
+import operation_mutants
 import pytest
+import torch
 
 from fwlab import ops
 
 
-def test_random_cases():
+def test_fixed_cases():
     """The same ones everywhere; others every night."""
-    assert not fuzz.run(seed=0, cases=60)
+    assert not fuzz.search(fuzz.fixed())
 
 
 @pytest.mark.slow
 def test_the_cases_of_this_night():
-    assert not fuzz.run(seed=fuzz.TODAY, cases=2000)
+    assert not fuzz.search(fuzz.drawn(fuzz.TODAY, 2000))
 
 
 def test_a_mistake_is_found_and_made_simple(monkeypatch):
@@ -24,10 +26,10 @@ def test_a_mistake_is_found_and_made_simple(monkeypatch):
 
     @functools.wraps(right)
     def wrong(a, *args, **options):
-        y, state = right(a, *args, **options)
+        y, *state = right(a, *args, **options | {"return_state": True})
         if y.shape[1] > 8:
             y = y * (1 + 1e-4)
-        return y, state
+        return (y, *state) if "return_state" in options else y
 
     monkeypatch.setattr(ops, "fwp", wrong)
     monkeypatch.setattr(fuzz, "OPERATIONS", ("fwp",))
@@ -35,3 +37,27 @@ def test_a_mistake_is_found_and_made_simple(monkeypatch):
     simple = fuzz.parsed(fuzz.line(fuzz.simpler(case)))
     assert simple == fuzz.SIMPLEST | {"op": "fwp", "time": 9, "seed": case["seed"]}
     assert "y is off by" in fuzz.check(simple)
+
+
+@pytest.mark.slow
+def test_small_mistakes_are_found():
+    assert not operation_mutants.main([])
+
+
+@pytest.mark.parametrize("implementation", ["chunked", "efficient"])
+def test_forms_agree_on_what_has_faded(implementation):
+    """A mean of what has faded by more than e^-80 may be 0, but then in every form."""
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.rand(2, 70, 2, 3, generator=g) + 0.1 for _ in "qkv")
+    beta, choice = torch.rand(2, 2, 70, 2, generator=g)
+    decays = torch.tensor([0, -1, -3, -90, -100, -1000, -torch.inf])
+    given = (q, k, v, beta, decays[(choice * 7).long()])
+    naive, found = (
+        ops.gated_delta_rule(
+            *given, normalize=True, return_state=True, implementation=name
+        )
+        for name in ("naive", implementation)
+    )
+    torch.testing.assert_close(found[0], naive[0], rtol=1e-4, atol=1e-4)
+    for one, other in zip(found[1], naive[1], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)

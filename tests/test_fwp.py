@@ -2,35 +2,16 @@
 
 import pytest
 import torch
-from alike import agree, drawn_mask, refuses
+from alike import agree, call, error, problem, refuses, saved_bytes, weighted
 from torch import nn
 from torch.nn import functional as F
 
 from fwlab import ops
 from fwlab.layers import FastWeightProgrammer
-from fwlab.ops.fwp import efficient
-from problems import ROWS, error, outcome, problem, saved_bytes, weighted
-from problems.row import Row
 
+WITH_STATE = "op=fwp batch=2 time=40 heads=3 key=6 value=5 state=1"
+LARGE = "op=fwp dtype=float32 heads=4 key=32 value=32"
 both = pytest.mark.parametrize("implementation", ["naive", "efficient"])
-
-
-@both
-@pytest.mark.parametrize("masked", [False, True])
-def test_without_activation_it_is_the_sum_rule(implementation, masked):
-    (a, b, x), W = problem(ROWS["fwp-linear"], 50)
-    options = {
-        "state": W,
-        "return_state": True,
-        "key_mask": drawn_mask(2, 50) if masked else None,
-        "implementation": implementation,
-    }
-    found = ops.fwp(a, b, x, None, **options)
-    wanted = ops.sum_rule(x, b, a, normalize=False, **options)
-    agree(found, wanted)
-    leaves = [a, b, x, W]
-    gradients = (torch.autograd.grad(weighted(*y), leaves) for y in (found, wanted))
-    agree(*gradients)
 
 
 class Gain(nn.Module):
@@ -47,35 +28,26 @@ class Gain(nn.Module):
 @pytest.mark.parametrize(
     "activation", [F.relu, torch.sin, lambda W: W.clamp(-1, 1), lambda W: 0.9 * W]
 )
-def test_any_activation(activation, monkeypatch):
-    table = ROWS["fwp-tanh"]
-    row = Row(lambda *x, **o: ops.fwp(*x, activation, **o), table.make, table.large)
-    inputs, state = problem(row, 40)
-    naive, found = (outcome(row, inputs, state, n) for n in ("naive", "efficient"))
-    agree(found, naive, 1e-10)
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    agree(outcome(row, inputs, state, "efficient"), found, 1e-12)
-
-
-def test_a_traced_call_keeps_what_one_gradient_needs(monkeypatch):
-    inputs, _ = problem(ROWS["fwp-tanh"], 12, with_state=False)
-    wanted = torch.autograd.grad(weighted(ops.fwp(*inputs)), inputs)
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    for place, x in enumerate(inputs):
-        alone = [x if y is x else y.detach() for y in inputs]
-        (found,) = torch.autograd.grad(weighted(ops.fwp(*alone)), x)
-        assert error(found, wanted[place]) < 1e-12
+def test_any_activation(activation):
+    p = problem(WITH_STATE)
+    found = []
+    for implementation in ("naive", "efficient"):
+        how = {"implementation": implementation, "return_state": True}
+        y, W = call(p, activation=activation, state=p.state[0], **how)
+        leaves = [*p.x.values(), *p.state]
+        found.append([y, W, *torch.autograd.grad(weighted(y, W), leaves)])
+    agree(*found, 1e-10)
 
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_an_activation_with_parameters_learns(alone):
     """With all the rest, or alone; and it is a part of the layer."""
-    inputs, _ = problem(ROWS["fwp-tanh"], 40)
-    inputs = [x.detach() if alone else x for x in inputs]
+    x = problem(WITH_STATE).x
+    x = {name: part.detach() if alone else part for name, part in x.items()}
     found = []
     for implementation in ("naive", "efficient"):
         activation = Gain()
-        y = ops.fwp(*inputs, activation, implementation=implementation)
+        y = ops.fwp(**x, activation=activation, implementation=implementation)
         weighted(y).backward()
         found.append(activation.gain.grad)
     assert found[0].abs() > 1e-3
@@ -86,60 +58,46 @@ def test_an_activation_with_parameters_learns(alone):
 
 @both
 def test_a_constant_activation_passes_nothing_on(implementation):
-    inputs, W = problem(ROWS["fwp-tanh"], 20)
-    y, after = ops.fwp(
-        *inputs,
-        torch.ones_like,
-        state=W,
-        return_state=True,
-        implementation=implementation,
-    )
+    p = problem(WITH_STATE)
+    how = {"implementation": implementation, "return_state": True}
+    y, after = call(p, activation=torch.ones_like, state=p.state[0], **how)
     assert (after == 1).all()
-    da, db, dx, dW = torch.autograd.grad(weighted(y), [*inputs, W], allow_unused=True)
+    leaves = [p.x["x"], p.x["a"], p.x["b"], *p.state]
+    dx, *others = torch.autograd.grad(weighted(y), leaves, allow_unused=True)
     assert dx.any()
-    assert all(g is None or not g.any() for g in (da, db, dW))
+    assert all(g is None or not g.any() for g in others)
 
 
 def test_few_states_are_kept():
     """One per segment: their number grows with the root of time."""
-    row, state = ROWS["fwp-tanh"], 4 * 32 * 32 * 4  # bytes
+    state = 4 * 32 * 32 * 4  # bytes
 
     def states(time):
-        inputs = [x.requires_grad_() for x in row.large(time)]
-        own = sum(x.nbytes for x in inputs)
-        return (saved_bytes(lambda: row(*inputs)) - own) / state
+        p = problem(LARGE, time=time)
+        own = sum(x.nbytes for x in p.x.values())
+        return (saved_bytes(lambda: call(p)) - own) / state
 
     assert states(256) == pytest.approx(16, abs=1)
     assert states(1024) == pytest.approx(32, abs=1)
     assert states(4096) == pytest.approx(64, abs=1)
 
 
-def test_memory_that_is_really_alive(monkeypatch):
+def test_memory_that_is_really_alive():
     """Measured not by what autograd reports as saved, but by all memory in
     use while the graph is alive.
     """
-    row = ROWS["fwp-tanh"]
 
     def alive(time, implementation):
-        inputs = [x.requires_grad_() for x in row.large(time)]
+        p = problem(LARGE, time=time)
         with torch.profiler.profile(
             activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
         ) as profile:
-            y = row(*inputs, implementation=implementation)
+            y = call(p, implementation=implementation)
         used = sum(event.self_cpu_memory_usage for event in profile.events())
         return used - y.nbytes
 
     assert alive(512, "naive") > 7 * alive(512, "efficient")
     assert alive(512, "efficient") < 2.5 * alive(128, "efficient")
-
-
-@pytest.mark.parametrize("segment", [1, 3, 7, 100])
-def test_segments_change_nothing(segment, monkeypatch):
-    row = ROWS["fwp-tanh"]
-    inputs, state = problem(row, 30)
-    wanted = outcome(row, inputs, state, "naive")
-    monkeypatch.setattr(efficient, "SEGMENT", segment)
-    agree(outcome(row, inputs, state, "efficient"), wanted, 1e-10)
 
 
 def test_the_layer_says_the_shape_of_its_state():
@@ -155,11 +113,11 @@ def bad(**changes):
 
 
 @pytest.mark.parametrize(
-    ("call", "error_type", "message"),
+    ("wrong", "error_type", "message"),
     [
         (bad(a=torch.zeros(2, 7, 5)), ValueError, r"expected a of shape \[batch, time, heads, value\].*got \[2, 7, 5\]"),
         (bad(x=torch.zeros(2, 7, 3, 5)), ValueError, r"expected x of shape \[2, 7, 3, 4\]"),
-        (bad(b=torch.zeros(2, 7, 3, 4).long()), TypeError, "expected b to be a floating-point tensor, got int64"),
+        (bad(b=torch.zeros(2, 7, 3, 4).long()), TypeError, "expected b in float16, .* or float64, got int64"),
         (bad(state=torch.zeros(2, 3, 4, 5)), ValueError, r"expected state of shape \[2, 3, 5, 4\]"),
         (bad(activation="tanh"), TypeError, "expected activation to be a function or None, got 'tanh'"),
         (bad(activation=lambda W: W.sum()), ValueError, r"expected activation to return .*got torch.float32 \[\]"),
@@ -169,8 +127,8 @@ def bad(**changes):
         (bad(implementation="cuda"), ValueError, "got 'cuda'"),
     ],
 )  # fmt: skip
-def test_errors_name_the_argument(call, error_type, message):
-    refuses(call, message, error_type)
+def test_errors_name_the_argument(wrong, error_type, message):
+    refuses(wrong, message, error_type)
 
 
 def test_an_activation_in_place_changes_nothing_of_the_caller():

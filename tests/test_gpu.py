@@ -7,17 +7,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from launches import recording
 
 from fwlab import info, ops
-from fwlab.ops.call import choice, launcher
+from fwlab.ops import _triton, linear
+from fwlab.ops._operation import Refused, choose
+from fwlab.ops._rules import Inputs
+from fwlab.ops.aft import limits as aft
 
-if launcher.INTERPRETED or not launcher.installed():
+if _triton.INTERPRETED or not _triton.installed():
     pytest.skip("no kernel can be compiled here", allow_module_level=True)
 
-from fwlab.ops.additive.kernels import form
+from fwlab.ops.linear.kernels import form
 
 FORMS = Path(__file__).parents[1] / "docs/results/forms-nvidia-h200.json"
 HOPPER, AMPERE = (9, 0), (8, 0)
+CUDA = torch.device("cuda")
 
 
 def call(op="delta_rule", time=100, dtype=torch.float16, device="meta", **options):
@@ -25,89 +30,97 @@ def call(op="delta_rule", time=100, dtype=torch.float16, device="meta", **option
     return getattr(ops, op)(x, x, x, x[..., 0], **options)
 
 
-def test_why_there_is_no_kernel():
-    with pytest.raises(ValueError) as error:
+class OnGPU(torch.Tensor):
+    """A tensor that says that it is on a GPU."""
+
+    device, is_cuda, is_cpu = CUDA, True, False
+
+
+def inputs(K=8, V=8, dtype=torch.float16, **more):
+    q, v = (torch.zeros(1, 2, 1, n, dtype=dtype).as_subclass(OnGPU) for n in (K, V))
+    return Inputs(q=q, k=q, v=v, **more)
+
+
+@pytest.fixture
+def capability(monkeypatch):
+    """A function that sets the compute capability of the GPU."""
+
+    def use(*value):
+        monkeypatch.setattr(_triton, "capability", lambda device: value)
+        monkeypatch.setattr(_triton, "_untrusted", lambda have: None)
+
+    use(9, 0)
+    return use
+
+
+def test_why_there_is_no_kernel(capability):
+    with pytest.raises(Refused) as error:
         call(device="cpu", implementation="triton")
     assert str(error.value) == (
         "delta_rule: implementation 'triton' cannot run here: Triton needs a GPU, "
         "but the tensors are on cpu; 'efficient' can"
     )
-    with (
-        launcher.recording((7, 0)),
-        pytest.raises(ValueError, match=r"7\.0 is below 7\.5"),
-    ):
-        call(implementation="triton")
-    with (
-        launcher.recording((9, 0)),
-        pytest.raises(ValueError, match="no kernel for float64"),
-    ):
-        call(dtype=torch.float64, implementation="triton")
+    assert linear.why_not(inputs()) is None
+    assert (
+        linear.why_not(inputs(dtype=torch.float64)) == "there is no kernel for float64"
+    )
+    capability(7, 5)
+    assert linear.why_not(inputs()) == "compute capability 7.5 is below 8.0"
+    assert _triton.why_not(CUDA, {torch.float16}, minimum=(7, 5)) is None
+
+
+x = torch.zeros(1, 2, 1, 8)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "nu", "limit"),
+    ("given", "says"),
     [
-        (torch.float32, 2, None),
-        (torch.float32, 3, "widths up to 256 in float32, got 384 and 64"),
-        (torch.float16, 4, None),
-        (torch.float16, 5, "widths up to 512 in half precision, got 640 and 64"),
+        ({"K": 256, "dtype": torch.float32}, None),
+        ({"K": 257, "dtype": torch.float32}, "up to 256 in float32, got 257 and 8"),
+        ({"V": 512}, None),
+        ({"V": 513}, "up to 512 in half precision, got 8 and 513"),
+        ({"decay": x[..., :1], "strength": x[..., :1]}, None),
+        ({"decay": x}, "no kernel for a decay per key channel"),
+        ({"erase_key": x}, "no kernel for a key of its own that erases"),
     ],
 )
-def test_limit_of_features(dtype, nu, limit):
-    """The features count, not the scalars that they are made of."""
-    x = torch.zeros(1, 100, 1, 64, dtype=dtype, device="meta")
-    with launcher.recording((9, 0)) as launches:
-        if limit is None:
-            ops.dpfp_delta_rule(x, x, x, x[..., 0], nu, implementation="triton")
-            assert launches
-        else:
-            with pytest.raises(choice.Refused, match=limit) as error:
-                ops.dpfp_delta_rule(x, x, x, x[..., 0], nu, implementation="triton")
-            assert str(error.value.limit) in str(error.value)
+def test_limits_of_the_rules(given, says, capability):
+    reason = linear.why_not(inputs(**given))
+    assert reason is None if says is None else says in reason
 
 
-@pytest.mark.parametrize(
-    ("op", "capability", "time", "kernel"),
-    [
-        ("delta_rule", (9, 0), 5, "forward"),
-        ("delta_rule", (9, 0), 4, "steps"),
-        ("delta_rule", (7, 5), 100, "steps"),
-        ("dpfp_delta_rule", (9, 0), 1, "forward"),
-        ("dpfp_delta_rule", (7, 5), 100, "steps"),
-    ],
-)
-def test_auto_picks_by_capability_and_length(op, capability, time, kernel):
-    with launcher.recording(capability) as launches:
-        call(op, time)
-    assert kernel in [launch.kernel.__name__ for launch in launches]
+def test_limits_of_the_others(capability):
+    def x(*shape):
+        return torch.zeros(1).as_subclass(OnGPU).expand(shape)
+
+    assert aft.why_not(*[x(9, 8, 4)] * 3) is None
+    with pytest.raises(Refused, match="there is no kernel for causal=False; 'effic"):
+        ops.aft_local(*[x(9, 8, 4)] * 3, x(8, 3), causal=False, implementation="triton")
+    for shape, message in (
+        ((70_000, 8, 4), "batch up to 65535, got 70000"),
+        ((1, 8, 70_000), "channels up to 65535, got 70000"),
+    ):
+        assert message in aft.why_not(*[x(*shape)] * 3)
 
 
-def test_forms_are_those_that_a_gpu_chose():
-    stand_in = launcher.StandIn((9, 0), "meta", lambda launch: None)
+def test_forms_are_those_that_a_gpu_chose(capability):
     rows = json.loads(FORMS.read_text("utf-8"))["chosen"]
-    with launcher.standing_in(stand_in):
-        for row in rows:
-            name, width = row["case"], row["width"]
-            v = torch.empty(8, 4096, 16, width, dtype=torch.bfloat16, device="meta")
-            nu = int("DPFP" in name)
-            K = width * (2 * nu or 1)
-            made = form(v, K, nu, name.startswith("gated"), "delta" in name)
+    for row in rows:
+        name, width = row["case"], row["width"]
+        v = torch.empty(8, 4096, 16, width, dtype=torch.bfloat16, device="meta")
+        if "DPFP" not in name:  # its kernels have ended
+            made = form(v, width, name.startswith("gated"), "delta" in name)
             assert made._asdict() == row["form"], name
     assert len(rows) == 10
 
 
-def test_auto_falls_back_and_says_so(monkeypatch):
+def test_auto_falls_back_and_says_so(capability):
     """On a GPU with one warning, on a CPU without."""
-    table = ops.TABLE["delta_rule"].implementations
-
-    class OnGPU(torch.Tensor):
-        device = torch.device("cuda")
-
-    on_gpu = torch.zeros(1, dtype=torch.float64).as_subclass(OnGPU)
-    monkeypatch.setattr(launcher, "capability", lambda device: (9, 0))
+    forms = ops.TABLE["delta_rule"].forms
     with pytest.warns(UserWarning, match="for float64; 'efficient' is used instead"):
-        chosen = choice.choose("delta_rule", table, "auto", on_gpu)
-    assert chosen == ("efficient", table["efficient"])
+        x = inputs(dtype=torch.float64)
+        chosen = choose("delta_rule", forms, "auto", x.q, x)
+    assert chosen is forms["efficient"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         call(device="cpu", dtype=torch.float32)
@@ -117,8 +130,8 @@ def test_lengths_do_not_compile_again():
     """The same kernels with the same constants for any length."""
     made = []
     for time in (1000, 1024, 1025):
-        with launcher.recording((9, 0)) as launches:
-            call(time=time)
+        with recording((9, 0)) as launches:
+            call(time=time, implementation="triton")
         made.append([(one.kernel, one.constants, one.warps) for one in launches])
     assert made[0] == made[1] == made[2]
 
@@ -142,23 +155,17 @@ def test_grids_have_room(time):
 
     heads = [x(1, time, 4, 16) for _ in range(3)]
     flat = [x(1, time, 64) for _ in range(3)]
-    with launcher.recording((9, 0)) as launches:
+    with recording((9, 0)) as launches:
         for y in (
-            ops.aft_simple(*flat),
+            ops.aft_simple(*flat, implementation="triton"),
             ops.aft_full(*flat, x(time, time), implementation="triton"),
-            ops.aft_local(*flat, x(time, 64)),
-            ops.aft_conv(*heads, x(4, 64)),
+            ops.aft_local(*flat, x(time, 64), implementation="triton"),
+            ops.aft_conv(*heads, x(4, 64), implementation="triton"),
         ):
             y.sum().backward()
     assert len(launches) > 20
     for launch in launches:
         assert launch.grid[0] < 2**31 and max(launch.grid[1:]) < 2**16
-    for shape, message in (
-        ((70_000, 8, 4), "batch up to 65535, got 70000"),
-        ((1, 8, 70_000), "channels up to 65535, got 70000"),
-    ):
-        with launcher.recording((9, 0)), pytest.raises(ValueError, match=message):
-            ops.aft_simple(*(x(*shape) for _ in range(3)), implementation="triton")
 
 
 # Compilers that are known to be wrong on Hopper.
@@ -173,44 +180,38 @@ def ptxas(tmp_path, monkeypatch):
         path.write_text(f"#!/bin/sh\necho release {version}, V{version}.1\n")
         path.chmod(0o755)
         monkeypatch.setenv("TRITON_PTXAS_PATH", str(path))
-        launcher.untrusted.cache_clear()
+        _triton.untrusted.cache_clear()
 
     yield use
-    launcher.untrusted.cache_clear()
+    _triton.untrusted.cache_clear()
 
 
 @pytest.mark.parametrize("version", ["12.8", "13.0"])
 def test_a_wrong_ptxas_is_refused_on_hopper(ptxas, version):
     """And what is to be set is there, with a version that will do."""
     ptxas(version)
-    reason = launcher.untrusted(HOPPER)
+    reason = _triton.untrusted(HOPPER)
     assert reason.startswith(f"ptxas {version} computes wrong numbers on Hopper; set")
     assert "TRITON_PTXAS_PATH to one of version 13.1 or newer" in reason
     path, own = re.search(r"own (\S+) is (\S+)$", reason).groups()
-    assert launcher.numbers(own) >= launcher.PTXAS and path.endswith("ptxas-blackwell")
-    assert launcher.untrusted(AMPERE) is None
+    assert _triton.numbers(own) >= _triton.PTXAS and path.endswith("ptxas-blackwell")
+    assert _triton.untrusted(AMPERE) is None
 
 
 @pytest.mark.parametrize("version", ["13.1", "13.3", "14.0"])
 def test_a_newer_ptxas_is_taken(ptxas, version):
     ptxas(version)
-    assert launcher.untrusted(HOPPER) is None
+    assert _triton.untrusted(HOPPER) is None
 
 
 def test_a_wrong_triton_is_refused_on_hopper(ptxas, monkeypatch):
-    """On a GPU; its stand-in runs no machine code."""
     ptxas("13.3")
-    monkeypatch.setattr(launcher, "version", lambda package: (3, 7, 0))
-    kernel = launcher.Kernel("fwlab.ops.additive.kernels")
-    monkeypatch.setattr(launcher, "capability", lambda device: HOPPER)
-    with launcher.standing_in(None):
-        reason = kernel.refusal(torch.device("cuda"), {torch.float16})
-    assert reason == (
+    monkeypatch.setattr(_triton, "version", lambda package: (3, 7, 0))
+    monkeypatch.setattr(_triton, "capability", lambda device: HOPPER)
+    assert _triton.why_not(CUDA, {torch.float16}) == (
         "Triton 3.7.0 computes wrong gradients on Hopper; install Triton 3.7.1 or newer"
     )
-    with launcher.standing_in(launcher.StandIn(HOPPER, "cuda", print)):
-        assert kernel.refusal(torch.device("cuda"), {torch.float16}) is None
-    assert launcher.untrusted(AMPERE) is None
+    assert _triton.untrusted(AMPERE) is None
 
 
 def test_info_shows_the_ptxas(ptxas, monkeypatch):

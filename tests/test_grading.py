@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 WAYS = """
 import fwlab.exercises as exercises
 from fwlab.exercises import assert_correct
-from fwlab.ops.correcting.rules.delta import delta_step as right
+from fwlab.ops.delta.delta import delta_step as right
 
 def mine(W, k, v):
     return W + v[..., :, None] * k[..., None, :]

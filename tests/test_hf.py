@@ -144,7 +144,7 @@ FUNCTIONS = [
 
 def arguments(name, time, dtype=torch.float32):
     """Arguments of one of their functions, by name; the last is a state."""
-    kimi = hf.RULES[name] == "kimi_delta_rule"
+    kimi = hf.RULES[name] is hf.ops.kimi_delta_rule
     heads = 2 if kimi else 4
     # Before 5.23, a layer repeats keys before it calls the function.
     keys = 2 if VERSION >= (5, 23) else heads

@@ -90,18 +90,19 @@ def test_no_circle_in_ops():
 
 
 def test_nothing_else_computes_with_the_specification():
-    """Loops are in `naive.py` or in the page of a rule: no other form of a
-    recurrence imports either.
+    """Loops are in `naive.py` or on the page of a rule: no other form of a
+    recurrence imports them, nor does what all operations share.
     """
     forms = ("chunked.py", "efficient.py", "kernels.py")
     ops = PACKAGE / "ops"
-    paths = [*ops.glob("call/*.py"), *ops.glob("parts/*.py")]
+    paths = [*ops.glob("_*.py"), ops / "efficient.py"]
     paths += [path for path in ops.rglob("*.py") if path.name in forms]
     imports = [
         f"{path} imports {name}"
         for path in paths
+        if path.name != "__init__.py"
         for name in imported(path)
-        if {"naive", "rules"} & {*name.split(".")}
+        if {"naive", "loop"} & {*name.split(".")} or name.endswith("_loop")
     ]
     assert len(paths) > 20 and not imports, imports
 

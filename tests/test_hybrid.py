@@ -144,7 +144,7 @@ def test_only_the_distance_turns_scores():
     def scores(start):
         before = torch.zeros(1, start, 2, 8).double()
         state = KeyValueCache(before, before, None)
-        turned = layer._prepared(q, k, None, state)
+        turned = layer._with_positions(q, k, None, state)
         return torch.einsum("bihd,bjhd->bhij", *turned)
 
     torch.testing.assert_close(scores(0), scores(1000))

@@ -6,21 +6,21 @@ import inspect
 import re
 from functools import partial
 
+import fuzz
 import pytest
 import torch
-from alike import refuses
-from torch.autograd import forward_ad
+from alike import call, error, problem, refuses
+from loops import AFT, RULES
+from torch.utils._pytree import tree_map
 
 from fwlab import feature_maps, layers, models, ops
-from problems import ROWS, error, problem
-from problems.row import Row
+
+EVERY = (*RULES, "fwp", "softmax_attention", *AFT, "feedback")
 
 
-def three(time, generator, with_state):
-    return list(torch.randn(3, 2, time, 2, 4, generator=generator)), None
-
-
-EVERY = {**ROWS, "softmax": Row(ops.softmax_attention, three, large=list)}
+def small(op, **options):
+    text = f"op={op} batch=2 time=5 heads=2 key=4 value=3 window=3 asked=y"
+    return problem(text, **options)
 
 
 @pytest.mark.parametrize(
@@ -72,27 +72,21 @@ def test_a_scale_does_not_round_queries():
     assert error(y, wanted.bfloat16()) < 1e-3
 
 
-def test_tangents():
-    """Forward-mode differentiation: "auto" has the derivative of every input;
-    what is differentiated by hand refuses.
-    """
-    for name, row in EVERY.items():
-        inputs, _ = problem(row, 5, with_state=False)
-        inputs = [x.detach() for x in inputs]
-        # The feature map of `dpfp_delta_rule` is differentiated by hand.
-        for i in range(len(inputs)):
-            tangent = torch.randn_like(inputs[i])
-
-            def near(x, i=i, row=row, inputs=inputs, **options):
-                return row(*inputs[:i], x, *inputs[i + 1 :], **options)
-
-            above, below = (near(inputs[i] + s * tangent) for s in (1e-6, -1e-6))
-            with forward_ad.dual_level():
-                dual = forward_ad.make_dual(inputs[i], tangent)
-                forward = forward_ad.unpack_dual(near(dual)).tangent
-                with pytest.raises(ValueError, match=r"'efficient' does not .*forward"):
-                    near(dual, implementation="efficient")
-            assert error(forward, (above - below) / 2e-6) < 1e-6, (name, i)
+@pytest.mark.parametrize("transform", ["vmap", "jvp"])
+@pytest.mark.parametrize("op", EVERY)
+def test_efficient_forms_refuse_torch_func(op, transform):
+    """The fuzzer tries "auto"; what is differentiated by hand says what can."""
+    p = small(op, implementation="efficient")
+    if op == "softmax_attention" and transform == "vmap":
+        return  # PyTorch's own can
+    given = [p.x, p.state]
+    pairs = tree_map(lambda x: torch.stack([x, x]), given)
+    tangents = tree_map(torch.ones_like, given)
+    calls = {
+        "vmap": lambda: torch.vmap(p.called)(*pairs),
+        "jvp": lambda: torch.func.jvp(p.called, tuple(given), tuple(tangents)),
+    }
+    refuses(calls[transform], "'efficient' does not .*'naive' does", ValueError)
 
 
 @pytest.mark.filterwarnings("ignore:.*(nested|Sparse CSR).*")
@@ -109,16 +103,15 @@ def test_tangents():
 )
 def test_tensors_that_are_not_dense(kind):
     """Each argument in turn, and the state: one sentence that names it."""
-    for row in EVERY.values():
-        inputs, state = problem(row, 5, torch.float32)
-        for i, x in enumerate(inputs):
+    for op in EVERY:
+        p = small(op, dtype="float32", state=int(op in RULES))
+        for name, x in p.x.items():
             if x.dim() > 1:
-                changed = [*inputs[:i], kind(x.detach()), *inputs[i + 1 :]]
                 with pytest.raises(TypeError, match="to be a dense tensor, got "):
-                    row(*changed)
-        if isinstance(state, torch.Tensor):
+                    call(p, **{name: kind(x.detach())})
+        if op in RULES:
             with pytest.raises(TypeError, match="state to be a dense tensor, got "):
-                row(*inputs, state=kind(state.detach()))
+                call(p, state=kind(p.state[0].detach()))
 
 
 #: Arguments with which each layer, model and feature map is made.
@@ -151,16 +144,17 @@ def test_the_constructor_names_an_argument_of_the_wrong_type(name):
             message = (
                 rf"^\w+: expected {argument} to be .*got {re.escape(repr(value))}$"
             )
-            call = partial(kind, **MADE[name] | {argument: value})
-            refuses(call, message, TypeError)
+            make = partial(kind, **MADE[name] | {argument: value})
+            refuses(make, message, TypeError)
 
 
 def test_operations_name_an_argument_of_the_wrong_type():
-    for row in EVERY.values():
-        inputs, _ = problem(row, 5, with_state=False)
+    for op in EVERY:
         for argument in ("return_state", "implementation"):
-            call = partial(row.op, *inputs, **{argument: ["no"]})
-            refuses(call, rf"expected {argument} to be .*got \['no'\]$", TypeError)
+            if argument in fuzz.takes(op):
+                wrong = partial(call, small(op), **{argument: ["no"]})
+                message = rf"expected {argument} to be .*got \['no'\]$"
+                refuses(wrong, message, TypeError)
 
 
 def test_what_decoding_takes():

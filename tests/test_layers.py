@@ -1,12 +1,11 @@
 """Layers: forward, prefill and step agree."""
 
 import copy
-from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
-from alike import drawn_mask, identical, refuses
+from alike import drawn_mask, error, identical, parts, refuses
 from torch import nn
 from torch.nn import functional as F
 
@@ -27,10 +26,10 @@ from fwlab.layers import (
     TransformerXL,
 )
 from fwlab.layers.fast_weight_attention import RULES
+from fwlab.layers.gates import RENAMED
 from fwlab.layers.short_convolution import ShortConvolution
 from fwlab.layers.transformer_xl import RelativeAttention
-from fwlab.ops.call.rule import Gate
-from problems import error, parts
+from fwlab.models import LanguageModel
 
 
 def trained_biases(layer):
@@ -209,16 +208,6 @@ def test_a_token_in_half_precision(name, monkeypatch):
         assert found.dtype == right.dtype and error(found, right) < 1e-2
 
 
-@torch.no_grad()
-def test_another_recurrence_has_another_step():
-    """The step of the two recurrences of matrices is not that of a third."""
-    record, W = RULES["delta"], torch.zeros(1, 2, 3, 4)
-    other = dict(record.implementations) | {"efficient": lambda **x: x}
-    other = replace(record, implementations=other)
-    for rule, expected in ((record, True), (other, False)):
-        assert rule.steps_from(W, W[:, 0], (*W.shape,), False) == expected
-
-
 def copy_of(state, function):
     """The state with other tensors."""
     if isinstance(state, torch.Tensor):
@@ -350,7 +339,7 @@ def test_favor_scale_changes_nothing(rule):
     """The running maximum is a decay, not a change of the result."""
     torch.manual_seed(0)
     layer = FastWeightAttention(12, 3, FAVOR(4, 6, seed=0), rule=rule).double()
-    assert layer._scales
+    assert layer.has_running_scale
     x = 3 * torch.randn(2, 30, 12, dtype=torch.float64)
     y = layer(x)
     layer.feature_map.scales = False
@@ -380,8 +369,8 @@ def test_favor_with_long_keys(make):
 def test_decays_start_as_published(rule):
     """Yang et al. 2024: rates and steps in their ranges."""
     layer = FastWeightAttention(64, 32, rule=rule)
-    rate = layer.log_rate.exp()
-    step = torch.nn.functional.softplus(layer.alpha_bias)
+    rate = layer.gates.log_decay.log_rate.exp()
+    step = torch.nn.functional.softplus(layer.gates.log_decay.bias)
     assert 0 < rate.min() < 4 < 12 < rate.max() <= 16
     assert 9.9e-4 < step.min() < 4e-3 < 2e-2 < step.max() < 0.101
 
@@ -389,77 +378,13 @@ def test_decays_start_as_published(rule):
 def test_decays_per_channel_come_through_the_width_of_a_head():
     """Kimi team 2025: d_model to the width of a head to all key channels."""
     layer = FastWeightAttention(12, 3, DPFP(nu=1), rule="kimi_delta")
-    narrow, wide, _ = layer.to_alpha
+    gate = layer.gates.log_decay
+    narrow, wide = gate.projection
     assert narrow.weight.shape == (4, 12) and wide.weight.shape == (3 * 8, 4)
-    assert layer.log_rate.shape == (3,) and layer.alpha_bias.shape == (3, 8)
+    assert gate.log_rate.shape == (3,) and gate.bias.shape == (3, 8)
     x = torch.randn(2, 5, 12)
-    decay = layer._gates["log_decay"].of(layer, x, x)
+    decay = gate(x, x)
     assert decay.shape == (2, 5, 3, 8) and (decay < 0).all()
-
-
-@pytest.mark.parametrize(
-    ("gates", "message"),
-    [
-        (
-            {"beta": Gate("heads"), "pressure": Gate("heads")},
-            "pressure of odd_rule .*got 'pressure'; add how a layer makes it",
-        ),
-        ({"a": Gate("heads key")}, "a of odd_rule .*got 'a'; add"),
-        (
-            {"beta": Gate("heads"), "more": Gate("heads", kind="beta")},
-            "more of odd_rule, a gate of kind 'beta', to have weights of its own, "
-            "got to_beta, which beta has already$",
-        ),
-        (
-            {"beta": Gate("heads"), "share": Gate("heads")},
-            "share of odd_rule, .* of its own, got to_beta, which beta has already$",
-        ),
-        (
-            {"fade": Gate("heads", kind="bounded_decay"), "log_decay": Gate("heads")},
-            "log_decay of odd_rule, .* got to_alpha, which fade has already$",
-        ),
-        (
-            {"beta": Gate("steps heads")},
-            "in a rule without steps, to have the dimensions 'heads', "
-            "got 'steps heads'$",
-        ),
-        (
-            {"beta": Gate("heads key")},
-            "beta of odd_rule, a gate of kind 'beta' in a rule without steps, to have "
-            "the dimensions 'heads', got 'heads key'$",
-        ),
-        (
-            {"a": Gate("heads value", kind="rate")},
-            "kind 'rate' in a rule without steps, to have the dimensions 'heads key', got 'heads value'",
-        ),
-    ],
-)
-def test_a_gate_that_no_layer_makes(gates, message, monkeypatch):
-    """It is refused at once, not at the first call."""
-    odd = replace(RULES["delta"], name="odd_rule", gates=gates)
-    monkeypatch.setitem(RULES, "odd", odd)
-    with pytest.raises(ValueError, match=message):
-        FastWeightAttention(8, 2, rule="odd")
-
-
-def test_a_gate_of_a_rule_with_steps(monkeypatch):
-    for gate, message in {
-        Gate("heads"): "with steps, to have the dimensions 'steps heads', got 'heads'$",
-        Gate("heads key", kind="rate"): "kind beta, share, .* ask, got 'rate'; add",
-    }.items():
-        odd = replace(RULES["delta_product"], gates={"beta": gate})
-        monkeypatch.setitem(RULES, "odd", odd)
-        refuses(lambda: FastWeightAttention(8, 2, rule="odd"), message, ValueError)
-
-
-def test_a_record_says_how_its_gates_are_made(monkeypatch):
-    """Not the name of the gate, nor that of the rule."""
-    gates = {"fade": Gate("heads key", kind="bounded_decay")}
-    odd = replace(RULES["delta"], name="odd_rule", gates=gates)
-    monkeypatch.setitem(RULES, "odd", odd)
-    layer = FastWeightAttention(8, 2, ELU1(), rule="odd")
-    fade = layer._gates["fade"].of(layer, torch.randn(2, 5, 8), torch.zeros(0))
-    assert fade.shape == (2, 5, 2, 4) and -0.61 < fade.min() <= fade.max() < 0
 
 
 @pytest.mark.parametrize(
@@ -467,15 +392,15 @@ def test_a_record_says_how_its_gates_are_made(monkeypatch):
     [
         ({"beta_max": 3}, "beta_max to be a number above 0, at most 2, got 3"),
         ({"beta_max": "2"}, "beta_max to be a number above 0, at most 2, got '2'"),
-        ({"rule": "sum", "beta_max": 0.5}, "'sum', which does not correct, got 0.5"),
-        ({"rule": "gated", "beta_max": 2}, "'gated', which does not correct, got 2"),
-        ({"rule": "rwkv7", "beta_max": 2}, "'rwkv7', which has no beta and no erasing"),
+        ({"rule": "sum", "beta_max": 0.5}, "'sum', which has no gate .*, got 0.5"),
+        ({"rule": "gated", "beta_max": 2}, "'gated', which has no gate .*, got 2"),
+        ({"rule": "rwkv7", "beta_max": 2}, "'rwkv7', which has no gate that it bounds"),
         ({"rule": ["delta"]}, r"rule to be one of 'sum', .*got \['delta'\]"),
         ({"key_norm": ["l2"]}, r"one of 'sum', 'l2', None, got \['l2'\]"),
         ({"normalize": "yes"}, "normalize to be True, False or None, got 'yes'"),
         ({"steps": 2}, "steps to be 1 for rule 'delta', got 2"),
         ({"rule": "delta_product", "steps": 0}, "steps to be at least 1, got 0"),
-        ({"steps": 1.5}, "steps to be an integer or None, got 1.5"),
+        ({"steps": 1.5}, "steps to be an integer, got 1.5"),
     ],
 )
 def test_options_that_do_not_fit_the_rule(options, message):
@@ -488,9 +413,9 @@ def test_a_head_can_turn_around_what_a_key_holds():
     torch.manual_seed(0)
     layer = FastWeightAttention(8, 2, rule="gated_delta", beta_max=2)
     with torch.no_grad():
-        layer.to_beta.weight.fill_(100)
+        layer.gates.beta.projection.weight.fill_(100)
     x = torch.ones(1, 1, 8)
-    beta = layer._gates["beta"].of(layer, x, x)
+    beta = layer.gates.beta(x, x)
     assert beta.allclose(torch.tensor(2.0))
     assert "beta_max=2, steps=1" in repr(layer)
 
@@ -498,14 +423,14 @@ def test_a_head_can_turn_around_what_a_key_holds():
 def test_steps_of_a_token_are_in_its_projections():
     layer = FastWeightAttention(8, 2, rule="delta_product", steps=3)
     assert layer.to_k.weight.shape == layer.to_v.weight.shape == (24, 8)
-    assert layer.to_beta.weight.shape == (6, 8)
+    assert layer.gates.beta.projection.weight.shape == (6, 8)
 
 
 def test_one_key_is_overwritten():
     """The purpose of the delta rule: of two equal tokens, the last wins."""
     layer = FastWeightAttention(4, 1, ELU1(), key_norm="l2")
     with torch.no_grad():
-        layer.to_beta.weight.fill_(1e3)  # beta = 1
+        layer.gates.beta.projection.weight.fill_(1e3)  # beta = 1
         for project in (layer.to_v, layer.to_out):
             project.weight.copy_(torch.eye(4))
         for project in (layer.to_q, layer.to_k):
@@ -609,19 +534,22 @@ def test_without_options_nothing_changes():
     layer = FastWeightAttention(12, 3, rule="gated_delta")
     torch.manual_seed(0)
     weights = [nn.Linear(12, n, bias=False).weight for n in (12, 12, 12, 12, 3, 3)]
-    names = ["q", "k", "v", "out", "beta", "alpha"]
+    names = ["to_q", "to_k", "to_v", "to_out"]
+    names += ["gates.beta.projection", "gates.log_decay.projection"]
     # In the order in which they are drawn.
     rate = torch.empty(3).uniform_(1e-3, 16).log()
-    wanted = {f"to_{n}.weight": w for n, w in zip(names, weights, strict=True)}
+    wanted = {f"{n}.weight": w for n, w in zip(names, weights, strict=True)}
     parameters = dict(layer.named_parameters())
-    assert set(parameters) == {*wanted, "log_rate", "alpha_bias"}
+    decay = layer.gates.log_decay
+    more = {f"gates.log_decay.{n}" for n in ("log_rate", "bias")}
+    assert set(parameters) == {*wanted, *more}
     assert all(torch.equal(parameters[n], w) for n, w in wanted.items())
-    assert torch.equal(layer.log_rate, rate)
+    assert torch.equal(decay.log_rate, rate)
 
     x = torch.randn(2, 40, 12)
     q, k, v = (F.linear(x, w).view(2, 40, 3, 4) for w in weights[:3])
-    pace = F.softplus(F.linear(x, weights[5]) + layer.alpha_bias)
-    gates = torch.sigmoid(F.linear(x, weights[4])), -layer.log_rate.exp() * pace
+    pace = F.softplus(F.linear(x, weights[5]) + decay.bias)
+    gates = torch.sigmoid(F.linear(x, weights[4])), -decay.log_rate.exp() * pace
     inputs = l2_normalize(q), l2_normalize(k), v, *gates
     y, W = ops.gated_delta_rule(*inputs, return_state=True)
     parameters, state = layer.prefill(x)
@@ -653,9 +581,10 @@ def test_all_options_by_hand():
     q = mixed[..., :12].view(2, 20, 4, 3)
     k = mixed[..., 12:18].view(2, 20, 2, 3)[:, :, [0, 0, 1, 1]]
     v = mixed[..., 18:].view(2, 20, 2, 6)[:, :, [0, 0, 1, 1]]
-    beta = torch.sigmoid(layer.to_beta(x))[..., [0, 0, 1, 1]]
-    pace = F.softplus(layer.to_alpha(x) + layer.alpha_bias)
-    log_decay = (-layer.log_rate.exp() * pace)[..., [0, 0, 1, 1]]
+    beta = torch.sigmoid(layer.gates.beta.projection(x))[..., [0, 0, 1, 1]]
+    decay = layer.gates.log_decay
+    pace = F.softplus(decay.projection(x) + decay.bias)
+    log_decay = (-decay.log_rate.exp() * pace)[..., [0, 0, 1, 1]]
     inputs = l2_normalize(q), l2_normalize(k), v, beta, log_decay
     y, W = ops.gated_delta_rule(*inputs, return_state=True, implementation="naive")
     y = y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt()
@@ -725,3 +654,32 @@ def test_autocast(make):
         y.sum().backward()
     assert (y - layer(x)).norm() < 0.1 * layer(x).norm()
     assert all(torch.isfinite(p.grad).all() for p in layer.parameters())
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_parameters_load_by_their_old_names(rule):
+    """Of a layer, and of a model around it."""
+    old = {new: name for name, new in RENAMED.items()}
+    for make in (
+        lambda: FastWeightAttention(8, 2, rule=rule),
+        lambda: LanguageModel(5, rule, layers=1, heads=2, d_model=8),
+    ):
+        made, other = make(), make()
+        weights = {}
+        for name, weight in other.state_dict().items():
+            for new, was in old.items():
+                name = name.replace(f"{new}.", f"{was}.")
+                name = name[: -len(new)] + was if name.endswith(new) else name
+            weights[name] = weight
+        made.load_state_dict(weights)
+        for one, wanted in zip(made.parameters(), other.parameters(), strict=True):
+            assert torch.equal(one, wanted)
+
+
+@pytest.mark.parametrize("name", ["gated_delta", "gated-delta"])
+def test_names_have_hyphens_or_underscores(name):
+    assert FastWeightAttention(8, 2, rule=name).rule == "gated_delta"
+    preset = name.replace("delta", "delta_net")
+    assert FastWeightAttention.like(preset, 8, 2).rule == "gated_delta"
+    model = LanguageModel(5, f"{name}*1,softmax", layers=2, heads=2, d_model=8)
+    assert model.blocks[0].mixer.rule == "gated_delta"

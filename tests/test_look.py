@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from alike import refuses
+from alike import error, refuses
 from terminal import fwlab
 from torch.nn import functional as F
 
@@ -19,7 +19,6 @@ from fwlab.feature_maps import DPFP, l2_normalize, sum_normalize
 from fwlab.layers.fast_weight_attention import RULES
 from fwlab.look import Reading, look, occurrences, picture
 from fwlab.models import LanguageModel, load
-from problems import error
 
 TOKENS = torch.tensor([3, 1, 4, 1, 5, 2, 6, 5, 3, 5])
 FIRST = 2
@@ -71,10 +70,14 @@ def test_look_is_naive(mixer):
     x = made.blocks[0].norm_mixer(made.embedding(TOKENS))
     k, v = (to(x).unflatten(-1, (2, -1)) for to in (layer.to_k, layer.to_v))
     k = sum_normalize(DPFP(nu=1)(k)) if mixer == "delta" else l2_normalize(k)
-    beta, decay = layer.to_beta(x).sigmoid(), torch.ones(len(x), 2, 1).double()
+    beta, decay = (
+        layer.gates.beta.projection(x).sigmoid(),
+        torch.ones(len(x), 2, 1).double(),
+    )
     if mixer != "delta":
-        pace = F.softplus(layer.to_alpha(x) + layer.alpha_bias)
-        rate = layer.log_rate.exp().view(-1, *[1] * (pace.dim() - 2))
+        gate = layer.gates.log_decay
+        pace = F.softplus(gate.projection(x).unflatten(-1, gate.bias.shape) + gate.bias)
+        rate = gate.log_rate.exp().view(-1, *[1] * (pace.dim() - 2))
         decay = (-rate * pace).exp().view(len(x), 2, -1)
     norms, kept = loop(k, v, beta, decay, FIRST)
     assert (found.number, found.rule, skipped) == (1, mixer.replace("-", "_"), {})
@@ -99,7 +102,7 @@ def test_every_rule(rule, conv_size):
     """The layer's own states: the last one, and what it is without the write."""
     options = {"conv_size": conv_size}
     if conv_size:
-        options["normalize"] = RULES[rule].normalizes
+        options["normalize"] = RULES[rule].normalize is not None
     made = model(rule.replace("_", "-"), fast_weights=options)
     (found,), _ = look(made, TOKENS, FIRST)
     layer = made.blocks[0].mixer
@@ -124,8 +127,8 @@ def test_every_rule(rule, conv_size):
     assert error(found.norm[-1], last[0].norm(dim=(1, 2))) < 1e-10
     assert error(found.kept[-1], kept[0]) < 1e-10
     assert error(found.kept[0], torch.ones(2)) < 1e-10
-    if log_decay := layer._gates.get("log_decay"):
-        decay = log_decay.of(layer, x, x)[0].exp()
+    if "log_decay" in layer.gates:
+        decay = layer.gates.log_decay(x, x)[0].exp()
         assert error(found.decay, decay.view_as(found.decay)) < 1e-10
     assert found.beta.shape == (10, 2) and 0 < found.beta.min() <= found.beta.max() <= 1
 

@@ -185,7 +185,7 @@ def test_generate_refuses(arguments, message):
 
 @pytest.mark.parametrize(
     ("mixer", "operators"),
-    [("softmax", 150), ("sum", 200), ("delta", 232), ("gated-delta", 266)],
+    [("softmax", 150), ("sum", 231), ("delta", 263), ("gated-delta", 299)],
 )
 def test_a_token_takes_few_operators(mixer, operators):
     """Text is generated token by token: what is not arithmetic costs most."""
@@ -198,7 +198,7 @@ def test_a_token_takes_few_operators(mixer, operators):
 
 
 def test_second_derivatives(mixer, model):
-    """The naive form has them; another one says so."""
+    """The naive form has them; another one has them, too, or says that it has none."""
     text, weight = tokens(1, 3), model.embedding.weight
     place = text[0, 0], 0
 
@@ -212,6 +212,13 @@ def test_second_derivatives(mixer, model):
         weight[place] += 1e-6
     change = (first(implementation="naive") - gradient) / 1e-6
     torch.testing.assert_close(second, change, rtol=1e-3, atol=1e-5)
-    if mixer not in ("softmax", "transformer-xl"):
-        with pytest.raises(RuntimeError, match="implementation='naive'"):
-            torch.autograd.grad(first(), weight)
+    if mixer in ("softmax", "transformer-xl"):  # PyTorch's own
+        return
+    with torch.no_grad():
+        weight[place] -= 1e-6
+    try:
+        found = torch.autograd.grad(first(), weight)[0][place]
+    except RuntimeError as refusal:
+        assert "implementation='naive'" in str(refusal)
+    else:
+        torch.testing.assert_close(found, second)

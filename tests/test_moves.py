@@ -82,13 +82,13 @@ def test_pair_differs_only_in_what_a_write_corrects():
     for mixer in mixers:
         with torch.no_grad():
             mixer.conv.weight.zero_()[:, -1] = 1  # each token for itself
-            mixer.to_beta.weight.mul_(100)
+            mixer.gates.beta.projection.weight.mul_(100)
     x = torch.randn(1, 1, 32, generator=torch.Generator().manual_seed(0))
     states = [mixer.prefill(x)[1].memory for mixer in mixers]
     torch.testing.assert_close(*states)
     twice = x.expand(1, 2, 32)
     added, corrected = (mixer.prefill(twice)[1].memory for mixer in mixers)
-    beta = torch.sigmoid(mixers[0].to_beta(x)).item()
+    beta = torch.sigmoid(mixers[0].gates.beta.projection(x)).item()
     torch.testing.assert_close(added, 2 * states[0])
     torch.testing.assert_close(corrected, (2 - beta) * states[0])
 

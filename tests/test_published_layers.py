@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from alike import refuses
+from alike import error, refuses
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -22,12 +22,14 @@ from torch.nn import functional as F
 from fwlab.feature_maps import Identity
 from fwlab.layers import FastWeightAttention
 from fwlab.layers.fast_weight_attention import PRESETS
-from problems import error
 
 DynamicCache = pytest.importorskip("transformers").DynamicCache
 WIDTH, TIME = 16, 20
 LIMITS = {torch.float64: 1e-9, torch.float32: 2e-5}
 dtypes = pytest.mark.parametrize("dtype", LIMITS, ids=["float64", "float32"])
+
+
+BETA, DECAY = "gates.beta.projection", "gates.log_decay"
 
 
 def renamed(weights, names):
@@ -37,7 +39,7 @@ def renamed(weights, names):
 
 
 QWEN = {
-    **{"A_log": "log_rate", "dt_bias": "alpha_bias"},
+    **{"A_log": f"{DECAY}.log_rate", "dt_bias": f"{DECAY}.bias"},
     **{"norm.weight": "out_norm.weight", "out_proj.weight": "to_out.weight"},
 }
 
@@ -45,8 +47,8 @@ QWEN = {
 def qwen3_5(weights, config):
     names = {
         "in_proj_z.weight": "to_gate.weight",
-        "in_proj_b.weight": "to_beta.weight",
-        "in_proj_a.weight": "to_alpha.weight",
+        "in_proj_b.weight": f"{BETA}.weight",
+        "in_proj_a.weight": f"{DECAY}.projection.weight",
     }
     keys = config.linear_num_key_heads * config.linear_key_head_dim
     q, k, v = weights["in_proj_qkv.weight"].tensor_split([keys, 2 * keys])
@@ -61,24 +63,28 @@ def qwen3_next(weights, config):
     values = (parts.shape[1] - 2 * key) // 2
     parts = parts.split([key, key, values, values], 1)
     halves = weights["in_proj_ba.weight"].unflatten(0, (heads, -1)).chunk(2, 1)
-    names = [f"to_{name}.weight" for name in ("q", "k", "v", "gate", "beta", "alpha")]
+    names = [f"to_{name}.weight" for name in ("q", "k", "v", "gate")]
+    names += [f"{BETA}.weight", f"{DECAY}.projection.weight"]
     rows = (part.flatten(0, 1) for part in (*parts, *halves))
     return renamed(weights, QWEN) | dict(zip(names, rows, strict=True))
 
 
 def olmo_hybrid(weights, config):
-    ours = {"q": "q", "k": "k", "v": "v", "a": "alpha", "b": "beta", "g": "gate"}
-    names = {f"{old}_proj.weight": f"to_{new}.weight" for old, new in ours.items()}
+    ours = {"q": "to_q", "k": "to_k", "v": "to_v", "g": "to_gate"}
+    ours |= {"a": f"{DECAY}.projection", "b": BETA}
+    names = {f"{old}_proj.weight": f"{new}.weight" for old, new in ours.items()}
     names |= {"o_norm.weight": "out_norm.weight", "o_proj.weight": "to_out.weight"}
-    return renamed(weights, names | {"A_log": "log_rate", "dt_bias": "alpha_bias"})
+    return renamed(
+        weights, names | {"A_log": f"{DECAY}.log_rate", "dt_bias": f"{DECAY}.bias"}
+    )
 
 
 def kimi_linear(weights, config):
     names = {f"{name}_proj.weight": f"to_{name}.weight" for name in "qkv"}
     names |= {
-        "b_proj.weight": "to_beta.weight",
-        "forget_gate.f_a_proj.weight": "to_alpha.0.weight",
-        "forget_gate.f_b_proj.weight": "to_alpha.1.weight",
+        "b_proj.weight": f"{BETA}.weight",
+        "forget_gate.f_a_proj.weight": f"{DECAY}.projection.0.weight",
+        "forget_gate.f_b_proj.weight": f"{DECAY}.projection.1.weight",
         "g_a_proj.weight": "to_gate.0.weight",
         "g_b_proj.weight": "to_gate.1.weight",
         "o_norm.weight": "out_norm.weight",
@@ -86,8 +92,8 @@ def kimi_linear(weights, config):
     }
     heads = config.linear_num_heads
     return renamed(weights, names) | {
-        "log_rate": weights["forget_gate.A_log"].flatten(),
-        "alpha_bias": weights["forget_gate.dt_bias"].unflatten(0, (heads, -1)),
+        f"{DECAY}.log_rate": weights["forget_gate.A_log"].flatten(),
+        f"{DECAY}.bias": weights["forget_gate.dt_bias"].unflatten(0, (heads, -1)),
     }
 
 
@@ -241,12 +247,11 @@ def published(layer, x):
         part / (part.square().sum(-1, keepdim=True) + 1e-6).sqrt() for part in (q, k)
     )
     beta, decay = (
-        layer.to_beta(x).sigmoid(),
+        layer.gates.beta.projection(x).sigmoid(),
         torch.ones(len(x), time, heads, dtype=x.dtype),
     )
     if layer.rule == "gated_delta":
-        pace = F.softplus(layer.to_alpha(x) + layer.alpha_bias)
-        decay = (-layer.log_rate.exp() * pace).exp()
+        decay = layer.gates.log_decay(x, x).exp()
     W, y = x.new_zeros(len(x), heads, k.shape[-1], v.shape[-1]), []
     for t in range(time):
         W = W * decay[:, t, :, None, None]
@@ -283,10 +288,10 @@ def test_the_page_has_the_presets():
     rows = takewhile(lambda row: row[0] in usual, rows[first + 2 :])
     table = {option: values for option, *values in rows}
     assert names == list(PRESETS)
-    assert set(table) == {o for preset in PRESETS.values() for o in preset.options}
+    assert set(table) == {o for preset in PRESETS.values() for o in preset}
     for option, values in table.items():
         for name, said in zip(names, values, strict=True):
-            value = PRESETS[name].options.get(option, usual[option].default)
+            value = PRESETS[name].get(option, usual[option].default)
             assert said == ("–" if value is False else str(value)), (name, option)
 
 

@@ -329,7 +329,7 @@ fwlab.figure("live", (figure) => {
     return loading;
   };
   const fetchBoth = async () => {
-    figure.say("Fetching the weights (43 kB) …", !player.running());
+    figure.say("Fetching the weights (44 kB) …", !player.running());
     const [sum, delta] = await Promise.all(
       Object.keys(RULES).map((rule) =>
         fwlab.loadModel(new URL(`${rule}.safetensors`, folder)),

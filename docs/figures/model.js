@@ -60,7 +60,7 @@ export class LanguageModel {
         to_k: of("mixer.to_k"),
         to_v: of("mixer.to_v"),
         conv: this.conv_size ? of("mixer.conv") : null,
-        to_beta: this.strength ? of("mixer.to_beta") : null,
+        to_beta: this.strength ? of("mixer.gates.beta.projection") : null,
         to_out: of("mixer.to_out"),
         norm_mlp: of("norm_mlp"),
         expand: of("expand"),

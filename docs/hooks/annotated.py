@@ -3,7 +3,7 @@
 Every file of fwlab/ops and fwlab/layers, and feature_maps.py, has a page with
 notes on the left and code on the right. Every rule, and every other operation,
 has a page with its specification, the file of its loop, beside one of the other
-versions: they come from the records of `fwlab.ops`. The mark
+versions: they come from the forms of `fwlab.ops`. The mark
 `<!-- versions: delta -->` of a page is replaced by kernels.py beside one of
 them.
 
@@ -12,13 +12,11 @@ that computes the same equations; scripts/annotated.js keeps the two in line.
 """
 
 import inspect
-import json
 import re
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 import equations
-import stepped
 from literate import TAG, Source, linked, named, note
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, InclusionLevel
@@ -26,8 +24,6 @@ from repository import ROOT, source
 from templates import render
 
 from fwlab.ops import TABLE
-from fwlab.ops.call import launcher
-from fwlab.ops.call.call import Operation, Variants
 
 VERSIONS = {
     "naive": "Naive: the specification",
@@ -37,8 +33,8 @@ VERSIONS = {
 }
 #: Other files that kernels are built from.
 SHARED = {
-    "additive": {"tiles": ("What the kernels share", "triton_tiles.py")},
-    "correcting": {"chunks": ("Triton: the kernels of chunks", "additive/kernels.py")},
+    "linear": {"tiles": ("What the kernels share", "triton_tiles.py")},
+    "delta": {"chunks": ("Triton: the kernels of chunks", "linear/kernels.py")},
     "aft/full": {
         "windows": ("Triton: the kernels of windows", "aft/window/kernels.py")
     },
@@ -46,18 +42,22 @@ SHARED = {
 }
 
 
+#: Folders in which each rule has a file, which is its specification, too.
+RECURRENCES = "linear", "delta"
+
+
 class Versions(NamedTuple):
     """A page with several versions side by side.
 
     - `title`: the first words of what its specification says of itself.
     - `folder`: of its recurrence, in fwlab/ops.
-    - `records`: what the specification computes.
+    - `operations`: what the specification computes.
     - `files`: the file of each version, from the specification on.
     """
 
     title: str
     folder: str
-    records: list[Operation]
+    operations: list[Any]
     files: dict[str, str]
 
 
@@ -67,33 +67,35 @@ def _title(path: str) -> str:
     return words[0].upper() + words[1:]
 
 
-def _file_of(implementation: Any) -> str:
-    """The file of an entry of a record."""
-    if isinstance(implementation, Variants):
-        implementation = next(iter(implementation.by_names.values()))
-    if isinstance(implementation, launcher.Kernel):
-        module = implementation.module
-    else:
-        module = inspect.getmodule(implementation).__name__
-    return f"{module.replace('.', '/')}.py"
+def _folder_of(operation: Any) -> str:
+    """The folder in fwlab/ops of the file of an operation."""
+    path = inspect.getfile(inspect.unwrap(operation))
+    return PurePosixPath(path).parent.relative_to(ROOT / "fwlab" / "ops").as_posix()
+
+
+def _file_of(operation: Any, version: str) -> str:
+    """The file of a form of an operation."""
+    if version == "triton":
+        return f"fwlab/ops/{_folder_of(operation)}/kernels.py"
+    form = inspect.unwrap(operation.forms[version])
+    return PurePosixPath(inspect.getfile(form)).relative_to(ROOT).as_posix()
 
 
 def _pages() -> dict[str, Versions]:
     """All pages of versions, by name: one for each file of a loop."""
     pages: dict[str, Versions] = {}
-    for record in TABLE.values():
-        if record.folder == "softmax":
+    for operation in TABLE.values():
+        folder = _folder_of(operation)
+        if folder == "softmax":
             continue  # its efficient version is PyTorch's
-        naive = _file_of(record.implementations["naive"])
-        own = naive.rpartition("/")[0].endswith("/rules")
-        name = PurePosixPath(naive).stem if own else record.folder.replace("/", "-")
-        title = _title(naive if own else f"fwlab/ops/{record.folder}/__init__.py")
-        page = pages.setdefault(name, Versions(title, record.folder, [], {}))
-        page.records.append(record)
-        for version, implementation in record.implementations.items():
-            if version != "fla":  # another package
-                version = "kernels" if version == "triton" else version
-                page.files.setdefault(version, _file_of(implementation))
+        naive, own = _file_of(operation, "naive"), folder in RECURRENCES
+        name = PurePosixPath(naive).stem if own else folder.replace("/", "-")
+        title = _title(naive if own else f"fwlab/ops/{folder}/__init__.py")
+        page = pages.setdefault(name, Versions(title, folder, [], {}))
+        page.operations.append(operation)
+        for form in operation.forms:
+            version = "kernels" if form == "triton" else form
+            page.files.setdefault(version, _file_of(operation, form))
     return pages
 
 
@@ -108,13 +110,13 @@ SHOWN = {
 FOLDERS = dict.fromkeys(
     part
     for folder in (*(page.folder for page in PAGES.values()), "softmax")
-    for part in (folder.partition("/")[0], folder, f"{folder}/rules")
+    for part in (folder.partition("/")[0], folder)
 )
 #: The files with a page of their own, in the best order to read them.
 TREE = {
     "Feature maps": ["fwlab/feature_maps.py"],
     "Operations": [f"fwlab/ops/{folder}" for folder in FOLDERS],
-    "What the operations share": ["fwlab/ops", "fwlab/ops/call", "fwlab/ops/parts"],
+    "What the operations share": ["fwlab/ops"],
     "Layers": ["fwlab/layers"],
 }
 INDEX, EQUATIONS = "annotated/index.md", "annotated/equations.md"
@@ -236,17 +238,11 @@ def _columns(page: str, stays: str, config) -> dict:
         for name, path in paths.items()
     ]
     chosen = next(name for name in versions if name not in ("naive", stays))
-    steps = {}
-    if stays == "naive":
-        both = sources["naive"], sources[chosen]
-        steps = stepped.record(PAGES[page].records, *both)
     return {
         "stays": stays,
         "versions": versions,
         "chosen": chosen,
         "columns": columns,
-        "runs": [*steps],
-        "steps": json.dumps(steps, ensure_ascii=False, separators=(",", ":")),
     }
 
 
@@ -281,7 +277,7 @@ def _beside_rows(folder: str, file: Source, left: list[Source]) -> list[str]:
             for index, others in functions(source).items()
             if index
             and tags & others
-            # Neither a record nor the function that only calls it.
+            # The public function passes its arguments on.
             and source.rows[index].name.lower() not in TABLE
         }
         return max(shared, key=shared.__getitem__) if shared else None

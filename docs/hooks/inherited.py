@@ -1,8 +1,16 @@
-"""An extension of mkdocstrings: a method that overrides another one without a
-docstring of its own shows that of the other.
+"""Extensions of mkdocstrings. A method that overrides another one without a docstring
+of its own shows that of the other. An operation shows the signature that callers see,
+with the options that a decorator adds.
 """
 
+import inspect
+import re
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
 import griffe
+
+from fwlab.ops import TABLE
 
 
 class Inherited(griffe.Extension):
@@ -22,3 +30,43 @@ def inherit(place: griffe.Module | griffe.Class) -> None:
             bases = [base for base in place.mro() if name in base.members]
             documented = (base.members[name].docstring for base in bases)
             member.docstring = next(filter(None, documented), None)
+
+
+class Signatures(griffe.Extension):
+    """Replaces the signatures of operations, which are not those of their bodies."""
+
+    def on_package(self, *, pkg: griffe.Module, **_: object) -> None:
+        for operation in TABLE.values():
+            place = operation.__module__.removeprefix(f"{pkg.name}.")
+            sign(pkg[f"{place}.{operation.__name__}"], inspect.signature(operation))
+
+
+def sign(function: griffe.Function, signature: inspect.Signature) -> None:
+    """Give a function other parameters; its own keep their defaults as written."""
+    written = {parameter.name: parameter.default for parameter in function.parameters}
+    function.parameters = griffe.Parameters(
+        *(
+            griffe.Parameter(
+                name,
+                annotation=words(p.annotation),
+                kind=griffe.ParameterKind(p.kind.description),
+                default=None
+                if p.default is p.empty
+                else written.get(name) or repr(p.default),
+            )
+            for name, p in signature.parameters.items()
+        )
+    )
+    streams = "return_state" in signature.parameters
+    function.returns = "Tensor | tuple[Tensor, Any]" if streams else "Tensor"
+
+
+def words(hint: Any) -> str:
+    """Write a type without the dimensions of its tensors, and without modules."""
+    if get_origin(hint) is Annotated:
+        return words(hint.__origin__)
+    if get_origin(hint) in (Union, UnionType):
+        return " | ".join(map(words, get_args(hint)))
+    if hint is NoneType:
+        return "None"
+    return re.sub(r"\b(\w+\.)+", "", inspect.formatannotation(hint))

@@ -32,7 +32,7 @@ def _read(name: str) -> dict:
 
 
 def _timed(what: str) -> str:
-    tables = {"measured": _measured, "forms": _forms, "short": _short}
+    tables = {"measured": _measured, "forms": _forms}
     return render("timed.html", what=what, **tables[what]())
 
 
@@ -85,13 +85,6 @@ def _forms() -> dict:
                 "all of them": ("", "", *whole),
             }
     return {**run, "cases": cases, "file": FORMS}
-
-
-def _short() -> dict:
-    """Step by step and in chunks, at the lengths that the table shows."""
-    run = _read(FORMS)
-    rows = [row for row in run["short"] if row["T"] in (16, 64)]
-    return {**run, "rows": rows, "file": FORMS}
 
 
 def _table(pattern: str) -> str:

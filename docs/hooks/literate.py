@@ -34,10 +34,6 @@ REFERENCE = re.compile(
 NUMBER = re.compile(r"\b(?:[a-z]\d+|\d+[a-z]?)\b")
 
 
-#: What there is to say of every record of an operation.
-RECORD = "The record: layer, benchmarks, tests and pages come from it."
-
-
 class Row(NamedTuple):
     """A note and the lines of code below it; both may be empty."""
 
@@ -124,8 +120,6 @@ def _rows(text: str) -> list[Row]:
             while outer := owner.get(outer):
                 name = f"{outer.name}.{name}"
             notes[first] = (name, note or "")
-    for record in _records(tree):
-        notes[record.lineno] = (record.targets[0].id, RECORD)
     for assignment, words in _described(tree):
         hidden.update(range(words.lineno, words.end_lineno + 1))
         notes[assignment.lineno] = ("", inspect.cleandoc(words.value.value))
@@ -188,14 +182,6 @@ def _plain(self, lexer, stream, options):
     """Names and punctuation as text: they look alike, and are half of a page."""
     for kind, text in stream:
         yield Text if kind in (Name, Operator, Punctuation) else kind, text
-
-
-def _records(tree: ast.Module) -> Iterator[ast.Assign]:
-    """The records of operations: see `fwlab.ops.TABLE`."""
-    for node in tree.body:
-        match node:
-            case ast.Assign(value=ast.Call(func=ast.Name(id="Rule" | "Operation"))):
-                yield node
 
 
 def _described(tree: ast.AST) -> Iterator[tuple[ast.stmt, ast.Expr]]:

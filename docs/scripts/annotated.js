@@ -89,7 +89,6 @@ document.addEventListener("DOMContentLoaded", () => {
   // hand, it stays until the next function.
 
   let held = null;
-  let running = null; // what "Step" shows, in place of what is read
   const top = (element) => element.getBoundingClientRect().top;
   const shown = (left) =>
     columns.filter((c) => c.checkVisibility() && c.matches(".left") === left);
@@ -133,7 +132,7 @@ document.addEventListener("DOMContentLoaded", () => {
   };
 
   const follow = () => {
-    const { column, row, same } = wide.matches ? (running ?? pair()) : {};
+    const { column, row, same } = wide.matches ? pair() : {};
     for (const lit of page.querySelectorAll(".pair")) lit.classList.remove("pair");
     for (const lit of [row, same]) lit?.classList.add("pair");
     if (row && held !== row) {
@@ -164,7 +163,7 @@ document.addEventListener("DOMContentLoaded", () => {
     }
   };
 
-  const hold = () => (held = (running ?? pair()).row);
+  const hold = () => (held = pair().row);
   for (const column of columns)
     if (column.matches(".left"))
       for (const kind of ["wheel", "touchmove", "keydown", "pointerdown"])
@@ -362,68 +361,6 @@ document.addEventListener("DOMContentLoaded", () => {
       if (event.key === "Escape" && chosen) choose(chosen);
     });
   });
-
-  // A recorded run, step by step.
-
-  const panel = document.querySelector(".steps");
-  if (panel) {
-    const runs = JSON.parse(document.querySelector(".recorded").textContent);
-    const [name, status] = [panel.querySelector("select"), panel.querySelector("p")];
-    const { textContent: invitation } = status;
-    let at = -1;
-
-    const goTo = (number) => {
-      const steps = runs[name.value];
-      if (number >= steps.length) {
-        status.textContent = "That was the last step. Go back, or stop.";
-        return;
-      }
-      at = number;
-      for (const line of page.querySelectorAll(".line.now")) {
-        line.classList.remove("now");
-        line.querySelector(".values").remove();
-      }
-      panel.classList.toggle("running", at >= 0);
-      running = null;
-      status.textContent = invitation;
-      if (at < 0) return follow();
-      const { token, equations, lines, last, equal } = steps[at];
-      for (const [id, values] of Object.entries(lines)) {
-        const line = document.getElementById(id);
-        const note = document.createElement("span");
-        note.className = "values";
-        note.textContent = values;
-        line.classList.add("now");
-        line.append(note);
-      }
-      const numbers = equations.map((n) => (/^\d/.test(n) ? `Eq. ${n}` : `(${n})`));
-      const both = last.map((id) => id.split("-")[0]);
-      status.textContent =
-        `Step ${at + 1} of ${steps.length}, both after token ${token} of ` +
-        `${steps.at(-1).token}: ${numbers.join(", ") || "the result"}\n` +
-        last.map((id, i) => `${both[i]}: ${lines[id]}`).join("\n") +
-        (equal ? " = equal" : "");
-      if (wide.matches) {
-        if (beside !== both[1]) bring(both[1]);
-      } else if (!both.includes(alone)) bring("naive");
-      const [ours, theirs] = last.map((id) => document.getElementById(id));
-      if (wide.matches) {
-        const column = ours.closest(".column");
-        const [same, row] = [ours, theirs].map((line) => line.closest(".row"));
-        theirs.scrollIntoView({ block: "center" });
-        move(column, top(ours) - top(theirs));
-        running = { column, row, same };
-        held = row;
-        follow();
-      } else (alone === "naive" ? ours : theirs).scrollIntoView({ block: "center" });
-    };
-
-    panel.addEventListener("click", (event) => {
-      const by = event.target.closest("button")?.value;
-      if (by) goTo(by === "0" ? -1 : Math.max(at + Number(by), -1));
-    });
-    name.addEventListener("change", () => goTo(at < 0 ? -1 : 0));
-  }
 
   if (list) {
     page.classList.add("ready");

@@ -31,9 +31,11 @@ from moves import NAMES, PLACES, WORDS, Moves, moves
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fwlab import ops
 from fwlab.feature_maps import Identity
 from fwlab.files import destination, write_json
 from fwlab.layers import FastWeightAttention
+from fwlab.layers.causal import Causal, with_state
 from fwlab.models import LanguageModel, Mixer
 from fwlab.provenance import provenance
 
@@ -90,13 +92,22 @@ class StrengthSum(FastWeightAttention):
     - `d_model`, `heads`, `options`: as for `FastWeightAttention`.
     """
 
-    def __init__(self, d_model: int, heads: int, **options: Any):
-        super().__init__(d_model, heads, rule="sum", **options)
-        self.to_beta = nn.Linear(d_model, heads, bias=False)
+    step = Causal.step  # by way of `_mix`
 
-    def _qkv(self, x: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-        qk, v, inputs = super()._qkv(x, *given)
-        return qk, v * torch.sigmoid(self.to_beta(x))[..., None], inputs
+    def _apply_rule(
+        self,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: Any,
+        fading: Tensor | None = None,
+        **options: Any,
+    ) -> tuple[Tensor, Any]:
+        """Add the values times their strengths."""
+        options |= {"normalize": False, "state": state}
+        v = self.gates["beta"](x, k)[..., None] * v
+        return with_state(ops.sum_rule(q, k, v, **options))
 
 
 #: What both layers of the pair are given.

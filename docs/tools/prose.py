@@ -1,8 +1,6 @@
 """Check the English of all text with proselint: part of `make lint`.
 
-The list of preferred words in docs/contribute.md is a rule of its own:
-each phrase in backquotes in the first column is reported. The checks
-cover pages and notebooks without their code and formulas, and the
+The phrases of docs/tools/words.toml are reported, too. The checks cover pages and notebooks without their code and formulas, and the
 comments and strings of Python files.
 """
 
@@ -12,6 +10,7 @@ import re
 import subprocess
 import sys
 import tokenize
+import tomllib
 from pathlib import Path
 
 from proselint.checks import __register__ as rules
@@ -49,13 +48,10 @@ WORDS = (
 
 def preferred() -> dict[str, str]:
     """Discouraged phrases, as patterns, with what to write instead."""
-    page = (ROOT / "docs/contribute.md").read_text("utf-8")
-    table = page.partition("| Not | But |")[2].partition("\n\n")[0]
-    rows = re.findall(r"^\| (`.+) \| (.+) \|$", table, re.MULTILINE)
+    words = tomllib.loads((ROOT / "docs/tools/words.toml").read_text("utf-8"))
     return {
         phrase.replace(" ", r"\s+"): better
-        for phrases, better in rows
-        for phrase in re.findall(r"`([^`]+)`", phrases)
+        for phrase, better in words["phrases"].items()
     }
 
 

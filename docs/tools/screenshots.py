@@ -25,7 +25,7 @@ TYPES = [
     "annotated/delta.html",
     "annotated/source/feature_maps.html",
     "kernels/index.html",
-    "kernels/correcting.html",
+    "kernels/delta.html",
     "figures/index.html",
     "figures/memory.html",
     "figures/dpfp.html",

@@ -14,8 +14,8 @@ from playwright.sync_api import BrowserContext, sync_playwright
 
 KINDS = [
     *("index", "memory_essay", "course", "notebooks/04_delta_rule", "figures/memory"),
-    *("figures/index", "annotated/source/ops/correcting/rules/delta"),
-    *("annotated/delta", "kernels/correcting", "api/ops", "reproduce/capacity"),
+    *("figures/index", "annotated/source/ops/delta/delta"),
+    *("annotated/delta", "kernels/delta", "api/ops", "reproduce/capacity"),
     "results",
 ]
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True}

@@ -8,7 +8,6 @@ tests of the repository are, `pytest -m gpu` checks more: states, ragged
 lengths, all widths.
 """
 
-import importlib.util
 import math
 import re
 import time
@@ -24,12 +23,11 @@ import torch
 from torch import Tensor
 
 from fwlab import ops
-from fwlab.bench import aft, feedback, rules
+from fwlab.bench import aft, feedback, fla, rules
 from fwlab.bench.case import Case, bar, once, printed, shape_text
 from fwlab.files import destination, write_json
-from fwlab.ops.call import fla, launcher
-from fwlab.ops.call.choice import Refused
-from fwlab.ops.call.rule import Rule
+from fwlab.ops import _triton
+from fwlab.ops._operation import Refused
 from fwlab.provenance import provenance
 
 #: Maximum relative error of an output or a gradient.
@@ -59,22 +57,21 @@ def cases(
     feedback_sizes: tuple[tuple[int, ...], ...] = FEEDBACK,
 ) -> Iterator[Case]:
     """Every operation that has a kernel of ours, at its sizes."""
-    for name, record in ops.TABLE.items():
-        if "triton" not in record.implementations:
+    for name, op in ops.TABLE.items():
+        if "triton" not in op.forms:
             continue
-        if isinstance(record, Rule):
+        if hasattr(op, "rule"):
             for batch, steps, heads, width in rule_sizes:
                 shape = {"batch": batch, "T": steps, "heads": heads, "width": width}
                 problem = partial(
                     rules.problem,
-                    record=record,
+                    op=op,
                     time=steps,
                     width=width,
                     batch=batch,
                     heads=heads,
                 )
-                op = rules.of(record) if record.mixer else getattr(ops, name)
-                yield _case(name, shape, problem, op)
+                yield _case(name, shape, problem, rules.without_mean(op))
         elif name == "feedback":
             for batch, steps, layers, width, heads in feedback_sizes:
                 shape = {"batch": batch, "T": steps, "layers": layers, "width": width}
@@ -104,7 +101,7 @@ def cases(
                     width=width,
                     heads=heads if name == "aft_conv" else None,
                 )
-                yield _case(name, shape, problem, getattr(ops, name))
+                yield _case(name, shape, problem, op)
 
 
 def _case(
@@ -113,14 +110,11 @@ def _case(
     problem: Callable[[torch.dtype], Any],
     op: Callable[..., Tensor],
 ) -> Case:
-    known = ops.TABLE[name].implementations
-    sides = [side for side in (*SIDES, "naive") if side in known]
-    return Case(
-        name,
-        shape,
-        problem,
-        {side: partial(op, implementation=side) for side in sides},
-    )
+    sides: dict[str, Any] = {
+        side: fla.PEERS.get(name) if side == "fla" else partial(op, implementation=side)
+        for side in (*SIDES, "naive")
+    }
+    return Case(name, shape, problem, {n: call for n, call in sides.items() if call})
 
 
 def piece(op: str, inputs: list[Tensor]) -> tuple[list[Tensor], int]:
@@ -136,14 +130,13 @@ def piece(op: str, inputs: list[Tensor]) -> tuple[list[Tensor], int]:
         return [*first, *(kernel[:1] for kernel in inputs[3:])], 3
     if op.startswith("aft"):
         return [*first, *inputs[3:]], 3
-    record = ops.TABLE[op]
-    assert isinstance(record, Rule)
-    names = ("q", "k", "v", *record.required)
+    rule = ops.TABLE[op].rule
     heads = [
-        record.dims(name, x).split().index("heads")
-        for name, x in zip(names, inputs, strict=False)
+        dims.index("queries" if name == "q" else "heads")
+        for name, dims in rule.tensors.names.items()
+        if name not in rule.optional
     ]
-    parts = [x[:1].narrow(at, 0, 1) for at, x in zip(heads, inputs, strict=True)]
+    parts = [x[:1].narrow(at, 0, 1) for at, x in zip(heads, inputs, strict=False)]
     return parts, len(parts)
 
 
@@ -162,7 +155,7 @@ def rows(case: Case, device: str, clock: Clock) -> list[Row]:
             "peak_mib": None,
         }
         for side in case.sides
-        if side != case.exact and not (side == "fla" and fla.missing())
+        if side != case.exact and not (side == "fla" and not fla.version())
     }
     for dtype in LIMITS:
         inputs, dy = case.problem(getattr(torch, dtype))
@@ -236,7 +229,7 @@ def _explained(row: Row) -> Iterator[None]:
     try:
         yield
     except Refused as error:
-        row["refused"] = str(error.limit)
+        row["refused"] = str(error)
     except Exception as error:
         row["reason"] = explain(error)
 
@@ -370,16 +363,9 @@ def main(out: Path | None, command: str) -> bool:
 
 def trusted_card() -> dict[str, Any]:
     """The GPU that PyTorch uses, if its kernels can be compiled; raises `ValueError`."""
-    if importlib.util.find_spec("triton") is None:
-        raise ValueError("bench --gpu needs Triton, which is not installed")
-    if not torch.cuda.is_available():
-        raise ValueError(
-            "bench --gpu needs an Nvidia GPU, but PyTorch finds none on this machine"
-        )
-    about = card()
-    if reason := launcher.untrusted(about["capability"]):
+    if reason := _triton.why_not(minimum=(7, 5)):
         raise ValueError(f"bench --gpu: {reason}")
-    return about
+    return card()
 
 
 def card() -> dict[str, Any]:

@@ -1,17 +1,22 @@
 """Cases of the fast weight rules."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fwlab import ops
 from fwlab.bench.case import Case, Problem, Side
-from fwlab.ops.call.rule import Rule
-from fwlab.ops.correcting.rules.delta import delta_step, read
+from fwlab.feature_maps import l2_normalize
+from fwlab.ops.delta.delta import delta_step, read
 
 BATCH, HEADS, WIDTH = 4, 4, 64
+#: Per token, of DeltaProduct.
+STEPS = 2
+Operation = Any  # a rule of `fwlab.ops`
 
 
 def delta_indexing(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
@@ -91,38 +96,62 @@ DENSE: dict[str, Side] = {
 }
 
 
+def example(
+    op: Operation, sizes: Mapping[str, int], generator: torch.Generator
+) -> dict[str, Tensor]:
+    """Draw usual inputs of a rule by name, in float64.
+
+    - `sizes`: those of its dimensions by name.
+    """
+    x = {}
+    for name, dims in op.rule.tensors.names.items():
+        if name in op.rule.optional:
+            continue
+        shape = [sizes[dim] for dim in dims]
+        part = torch.randn(shape, generator=generator, dtype=torch.float64)
+        if name in "qk":
+            x[name] = l2_normalize(part)
+        elif name == "log_decay":
+            x[name] = -F.softplus(part - 1)
+        else:
+            x[name] = part if name == "v" else torch.sigmoid(part)
+    if "a" in x:  # RWKV-7 removes a part of what the key holds
+        x |= {"a": -x["k"], "b": x["k"] * x["b"]}
+    return x
+
+
 def problem(
     dtype: torch.dtype,
     *,
-    record: Rule,
+    op: Operation,
     time: int,
     width: int,
     batch: int = BATCH,
     heads: int = HEADS,
 ) -> Problem:
-    """An example of the record, and the gradient of its result."""
+    """Draw inputs of a rule, and the gradient of its result."""
     generator = torch.Generator().manual_seed(0)
-    sizes = {"batch": batch, "time": time, "heads": heads, "key": width, "value": width}
-    inputs = [x.to(dtype) for x in record.example(generator, None, **sizes).values()]
+    sizes = {"batch": batch, "time": time, "heads": heads, "queries": heads}
+    sizes |= {"key": width, "value": width, "steps": STEPS}
+    inputs = [x.to(dtype) for x in example(op, sizes, generator).values()]
     gradient = torch.randn(batch, time, heads, width, generator=generator)
     return [x.requires_grad_() for x in inputs], gradient.to(dtype)
 
 
-def of(record: Rule) -> Callable[..., Tensor]:
-    """The operation, without denominators."""
-    op = getattr(ops, record.name)
-    return partial(op, normalize=False) if record.normalizes else op
+def without_mean(op: Operation) -> Callable[..., Tensor]:
+    """Return the operation without denominators."""
+    return partial(op, normalize=False) if op.rule.loops.normalized else op
 
 
-def _case(record: Rule, time: int, width: int = WIDTH, **options) -> Case:
-    op = of(record)
-    more = MORE.get(record.name, {}).get((time, width), {})
+def _case(op: Operation, time: int, width: int = WIDTH) -> Case:
+    name, plain = op.__name__, without_mean(op)
+    more = MORE.get(name, {}).get((time, width), {})
     sides = ("naive", "chunked", "efficient")
     return Case(
-        record.name,
+        name,
         {"T": time, "batch": BATCH, "heads": HEADS, "width": width},
-        partial(problem, record=record, time=time, width=width),
-        {**more, **{side: partial(op, implementation=side) for side in sides}},
+        partial(problem, op=op, time=time, width=width),
+        {**more, **{side: partial(plain, implementation=side) for side in sides}},
         rounds=7 if time <= 1024 else 5,
         # One thread, for comparison with what the authors published.
         threads=1 if width < WIDTH else None,
@@ -140,9 +169,11 @@ MORE: dict[str, dict[tuple[int, int], dict[str, Side]]] = {
     },
     "sum_rule": {(2048, 32): {"dense": dense}},
 }
+#: The rules, and the (time, width) of more problems than the first of each.
+RULES = {op.__name__: op for op in ops.TABLE.values() if hasattr(op, "rule")}
+LARGER = {"sum_rule": ((4096, 64), (2048, 32)), "delta_rule": ((4096, 64),)}
 CASES = tuple(
-    _case(record, *size)
-    for record in ops.TABLE.values()
-    if isinstance(record, Rule)
-    for size in record.benchmarks
+    _case(op, *size)
+    for name, op in RULES.items()
+    for size in ((1024, WIDTH), *LARGER.get(name, ()))
 )

@@ -17,8 +17,8 @@ from fwlab.exercises.steps import (
     step_takes_heads,
 )
 from fwlab.feature_maps import l2_normalize
-from fwlab.ops.additive.rules.sum import read, write
-from fwlab.ops.correcting.rules.delta import delta_step
+from fwlab.ops.delta.delta import delta_step
+from fwlab.ops.linear.sum import read, write
 
 # --- delta_step -----------------------------------------------------
 
@@ -377,8 +377,8 @@ DELTA_LAYER = Exercise(
     "`[time, value]`, from an empty memory. The logits are what Eq. 21 applies its "
     "sigmoid to.",
     start="""\
-from fwlab.ops.additive.rules.sum import read
-from fwlab.ops.correcting.rules.delta import delta_step
+from fwlab.ops.linear.sum import read
+from fwlab.ops.delta.delta import delta_step
 
 
 def delta_layer(q, k, v, logits):

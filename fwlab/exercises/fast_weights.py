@@ -15,8 +15,8 @@ from fwlab.exercises.properties import (
 )
 from fwlab.exercises.solutions import linear_attention, predict_error
 from fwlab.feature_maps import l2_normalize
-from fwlab.ops.additive.rules.sum import read, write
-from fwlab.ops.correcting.rules.delta import delta_step
+from fwlab.ops.delta.delta import delta_step
+from fwlab.ops.linear.sum import read, write
 
 # --- read_memory ----------------------------------------------------
 

@@ -24,8 +24,8 @@ from fwlab.exercises.steps import (
     step_takes_heads,
 )
 from fwlab.feature_maps import sum_normalize
-from fwlab.ops.additive.rules.sum import write
-from fwlab.ops.correcting.rules.delta import correct, delta_step, read
+from fwlab.ops.delta.delta import correct, delta_step, read
+from fwlab.ops.linear.sum import write
 
 # --- stable_beta ----------------------------------------------------
 

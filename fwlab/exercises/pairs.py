@@ -19,8 +19,8 @@ from fwlab.feature_maps import (
     l2_normalize,
     sum_normalize,
 )
-from fwlab.ops.additive.rules.sum import read, write
-from fwlab.ops.correcting.rules.delta import correct, delta_step, normalized_read
+from fwlab.ops.delta.delta import correct, delta_step, normalized_read
+from fwlab.ops.linear.sum import read, write
 
 #: Takes queries `[queries, 8]`, and keys and values `[time, 8]` in the order
 #: in which they are written; returns what reading gives, `[queries, 8]`.

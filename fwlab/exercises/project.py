@@ -11,7 +11,7 @@ from fwlab.exercises.exercise import Exercise, Property
 from fwlab.exercises.properties import agrees, shape
 from fwlab.exercises.solutions import by_luck, gain, my_step, unequal
 from fwlab.feature_maps import l2_normalize
-from fwlab.ops.correcting.rules.delta import delta_step
+from fwlab.ops.delta.delta import delta_step
 
 Record = Mapping[str, Any]
 

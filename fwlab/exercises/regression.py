@@ -24,8 +24,8 @@ from fwlab.exercises.steps import (
     step_takes_heads,
 )
 from fwlab.feature_maps import l2_normalize
-from fwlab.ops.additive.rules.sum import read, write
-from fwlab.ops.correcting.rules.delta import delta_step
+from fwlab.ops.delta.delta import delta_step
+from fwlab.ops.linear.sum import read, write
 
 # --- implicit_step --------------------------------------------------
 

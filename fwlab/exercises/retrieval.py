@@ -15,7 +15,7 @@ from fwlab.exercises.exercise import Exercise, Property
 from fwlab.exercises.properties import Mode, agrees, exactly, gradient, shape
 from fwlab.exercises.solutions import few_features
 from fwlab.feature_maps import DPFP, l2_normalize, sum_normalize
-from fwlab.ops.correcting.rules.delta import delta_step
+from fwlab.ops.delta.delta import delta_step
 
 # --- retrieval_loss ------------------------------------------------------
 

@@ -16,8 +16,8 @@ from fwlab.exercises.solutions import (
 )
 from fwlab.exercises.steps import at_key, elsewhere, step
 from fwlab.feature_maps import l2_normalize
-from fwlab.ops.additive.rules.sum import read, write
-from fwlab.ops.correcting.rules.delta import delta_step
+from fwlab.ops.delta.delta import delta_step
+from fwlab.ops.linear.sum import read, write
 
 
 def _share(generator: Generator, *lead: int) -> Tensor:
@@ -192,7 +192,7 @@ GATED_DELTA_STEP = Exercise(
     "fades, then the delta rule corrects what is left. `W` is `[..., value, key]`, "
     "`k` `[..., key]`, `v` `[..., value]`, `beta` and `decay` `[...]`. Mend it.",
     start="""\
-from fwlab.ops.additive.rules.sum import read, write
+from fwlab.ops.linear.sum import read, write
 
 
 def gated_delta_step(W, k, v, beta, decay):

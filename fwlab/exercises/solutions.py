@@ -190,7 +190,7 @@ def ablate(model, tokens, loss):
 
     losses = []
     for block in model.blocks:
-        hook = block.mixer.to_beta.register_forward_hook(never)
+        hook = block.mixer.gates.beta.projection.register_forward_hook(never)
         losses.append(loss(model, tokens))
         hook.remove()
     return torch.stack(losses)

@@ -9,7 +9,7 @@ from fwlab.exercises.asking import normal
 from fwlab.exercises.exercise import Catches, Property
 from fwlab.exercises.properties import agrees, gradient, shape, takes_heads
 from fwlab.feature_maps import l2_normalize
-from fwlab.ops.additive.rules.sum import read
+from fwlab.ops.linear.sum import read
 
 
 def step(

@@ -22,8 +22,8 @@ from fwlab.exercises.solutions import (
     value_groups,
 )
 from fwlab.feature_maps import l2_normalize
-from fwlab.ops.correcting.rules import gated_delta
-from fwlab.ops.correcting.rules.delta import delta_step
+from fwlab.ops.delta import gated_delta
+from fwlab.ops.delta.delta import delta_step
 
 # --- what the published layer returns -------------------------------------
 
@@ -491,7 +491,7 @@ PADDED_STATE = Exercise(
     "is True at real tokens, return the state `[batch, value, key]` after the last token: "
     "for every sequence the state it has alone, without its padding.",
     start="""\
-from fwlab.ops.correcting.rules.delta import delta_step
+from fwlab.ops.delta.delta import delta_step
 
 
 def padded_state(k, v, beta, log_decay, mask):

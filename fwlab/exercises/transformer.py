@@ -437,7 +437,7 @@ def _restores(answer: Answer, reference: Answer, generator: Generator) -> None:
 
 def _with_beta(logit: float, block: Any) -> Any:
     """Set the write strength of a block; returns what undoes it."""
-    return block.mixer.to_beta.register_forward_hook(
+    return block.mixer.gates.beta.projection.register_forward_hook(
         lambda module, inputs, output: torch.full_like(output, logit)
     )
 
@@ -484,7 +484,7 @@ ABLATE = Exercise(
     minutes=19,
     task="**One layer without memory.** `loss(model, tokens)` is the loss of a "
     "`LanguageModel`. Block `i` computes the write strengths as the "
-    "sigmoid of what `model.blocks[i].mixer.to_beta`, an `nn.Linear` "
+    "sigmoid of what `model.blocks[i].mixer.gates.beta.projection`, an `nn.Linear` "
     "without bias, returns. Return `[layers]`: entry `i` is the loss if layer `i` has "
     "write strength 0 and all others work. Leave the model as it was.",
     reference=ablate,

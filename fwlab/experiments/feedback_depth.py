@@ -24,7 +24,6 @@ from fwlab.experiments.experiment import Claim, Experiment, Point, compared, sel
 from fwlab.experiments.feedback import at_best_rate, test_rng
 from fwlab.experiments.feedback_variables import RULES, rule_accuracy
 from fwlab.layers import FeedbackTransformer, SoftmaxAttention
-from fwlab.layers.heads import split_heads
 from fwlab.models import MIXERS, LanguageModel, Mixer
 from fwlab.models.language_model import Size
 from fwlab.plots import FAST, INK, OTHER
@@ -154,7 +153,7 @@ class ShortAttention(SoftmaxAttention):
 
     def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
         q, k, v = (
-            split_heads(project(x), self.heads).transpose(1, 2)
+            project(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for project in (self.to_q, self.to_k, self.to_v)
         )
         step = torch.arange(x.shape[1])

@@ -94,12 +94,12 @@ class ConvolutionAlone(FastWeightAttention):
     """
 
     packs = skips = False
-    forward, step = Causal.forward, Causal.step  # by way of `prefill`
+    step = Causal.step  # by way of `_mix`
 
-    def prefill(self, x: Tensor, state: Any = None, *args: Any, **options: Any) -> Any:
+    def _mix(self, x: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
         assert self.conv is not None
         qkv = torch.cat([self.to_q(x), self.to_k(x), self.to_v(x)], -1)
-        qkv, state = self.conv(qkv, state, None)
+        qkv, state = self.conv(qkv, state)
         return self.to_out(qkv[..., -self.channels[-1] :]), state
 
     def state_size(self, time: int = 0) -> int:

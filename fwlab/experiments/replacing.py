@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fwlab import plots
+from fwlab import ops, plots
 from fwlab.experiments import text
 from fwlab.experiments.experiment import (
     Claim,
@@ -24,7 +24,7 @@ from fwlab.experiments.experiment import (
 )
 from fwlab.experiments.language_model import ROTARY_SOFTMAX
 from fwlab.layers import FastWeightAttention
-from fwlab.layers.causal import Causal
+from fwlab.layers.causal import Causal, with_state
 from fwlab.models import Mixer
 from fwlab.plots import FAST, TRAINED
 from fwlab.training import Config
@@ -37,15 +37,21 @@ class Adding(FastWeightAttention):
     strengths and features.
     """
 
-    step = Causal.step  # by way of `prefill`
+    step = Causal.step  # by way of `_mix`
 
-    def __init__(self, *sizes: Any, **options: Any):
-        super().__init__(*sizes, **options)
-        self.rule, self._beta = "sum", self._gates.pop("beta")
-
-    def _qkv(self, x: Tensor, *parts: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-        qk, v, inputs = super()._qkv(x, *parts)
-        return qk, self._beta.of(self, x, qk)[..., None] * v, inputs
+    def _apply_rule(
+        self,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: Any,
+        fading: Tensor | None = None,
+        **options: Any,
+    ) -> tuple[Tensor, Any]:
+        options |= {"normalize": False, "state": state}
+        v = self.gates["beta"](x, k)[..., None] * v
+        return with_state(ops.sum_rule(q, k, v, **options))
 
 
 #: Layers by what a write removes: class, rule and feature map. Features are

@@ -1,8 +1,8 @@
-r"""The Attention Free Transformer as layers (Zhai et al. 2021).
+r"""Mix by the Attention Free Transformer (Zhai et al. 2021).
 
-$Q, K, V = X W^Q, X W^K, X W^V$, then one of the operations, which apply
-the gate $\sigma(Q)$ themselves, then an output projection. No projection
-has a bias. The layers differ in the position bias $w$.
+$Q, K, V = X W^Q, X W^K, X W^V$, then one of the operations, which apply the gate
+$\sigma(Q)$ themselves, then an output projection. No projection has a bias. The layers
+differ in the position bias $w$.
 """
 
 from typing import Any, NamedTuple
@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from fwlab import arguments, ops
 from fwlab.feature_maps import l2_normalize
-from fwlab.layers.causal import Causal
-from fwlab.layers.heads import head_width, split_heads
-from fwlab.ops.call import checks
+from fwlab.layers.causal import Causal, with_state
+from fwlab.layers.heads import head_width
+from fwlab.ops import _operation as operation
 
 
 class PositionedState(NamedTuple):
-    """The state of a layer whose biases depend on the position.
+    """Hold the state of a layer whose biases depend on the position.
 
     - `position`: number of tokens so far.
     - `memory`: the state of the operation.
@@ -28,11 +28,10 @@ class PositionedState(NamedTuple):
     memory: ops.WindowState
 
 
-class _AFT(Causal):
-    """The base class of all forms; `_mix` is the operation."""
+class AFT(Causal):
+    """Project to queries, keys and values, and let a form combine them in `_attend`."""
 
-    # Only projections: the gate is in the operation, and biases are in the forms.
-    def __init__(self, d_model: int, causal: bool):
+    def __init__(self, d_model: int, causal: bool = True):
         super().__init__()
         head_width(type(self).__name__, d_model, 1)
         arguments.flags(type(self).__name__, causal=causal)
@@ -42,73 +41,26 @@ class _AFT(Causal):
         self.to_v = nn.Linear(d_model, d_model, bias=False)
         self.to_out = nn.Linear(d_model, d_model, bias=False)
 
-    def forward(
-        self,
-        x: Tensor,
-        key_mask: Tensor | None = None,
-        implementation: str = "auto",
-        cu_seqlens: Tensor | None = None,
-    ) -> Tensor:
-        q, k, v = self._project(x, key_mask, cu_seqlens)
-        options = self._options(key_mask, implementation, cu_seqlens)
-        return self.to_out(self._mix(q, k, v, 0, causal=self.causal, **options))
-
-    def prefill(
-        self,
-        x: Tensor,
-        state: Any = None,
-        key_mask: Tensor | None = None,
-        implementation: str = "auto",
-        cu_seqlens: Tensor | None = None,
-    ) -> tuple[Tensor, Any]:
-        if not self.causal:
+    def _mix(self, x: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
+        """Project, combine the values by keys and biases, and project the result."""
+        if options["return_state"] and not self.causal:
             raise ValueError(
                 f"{type(self).__name__}: prefill and step need causal=True; for a "
                 "whole sequence, call the layer itself"
             )
-        q, k, v = self._project(x, key_mask, cu_seqlens)
-        past, memory = self._unpack(state)
-        options = self._options(key_mask, implementation, cu_seqlens)
-        options |= {"causal": True, "state": memory, "return_state": True}
-        y, memory = self._mix(q, k, v, past, **options)
-        return self.to_out(y), self._pack(past + x.shape[1], memory)
+        options["causal"] = self.causal
+        parts = self.to_q(x), self.to_k(x), self.to_v(x)
+        y, state = self._attend(*parts, state, **options)
+        return self.to_out(y), state
 
-    def state_size(self, time: int = 0) -> int:
-        """Number of scalars in the state of one sequence.
-
-        - `time`: tokens so far.
-        - Returns the count. `AFTConv2d`, which has no state, raises
-          `NotImplementedError`.
-        """
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, **options: Any
+    ) -> tuple[Tensor, Any]:
+        """Call the operation; return its result and the state, None if not asked for."""
         raise NotImplementedError
 
-    # $Q$, $K$ and $V$ of real tokens; a masked token counts as 0.
-    def _project(self, x: Tensor, *checked: Any) -> tuple[Tensor, Tensor, Tensor]:
-        x = self._checked(x, *checked)
-        return self.to_q(x), self.to_k(x), self.to_v(x)
 
-    # What all operations take; only some know packed documents.
-    def _options(
-        self, key_mask: Tensor | None, implementation: str, cu_seqlens: Tensor | None
-    ) -> dict[str, Any]:
-        options = {"key_mask": key_mask, "implementation": implementation}
-        return options | ({"cu_seqlens": cu_seqlens} if self.packs else {})
-
-    # The operation of a form, for `past` tokens before these.
-    def _mix(self, q: Tensor, k: Tensor, v: Tensor, past: int, **options: Any) -> Any:
-        raise NotImplementedError
-
-    # The number of tokens so far, and the state of the operation. A form without a
-    # position bias does not count tokens.
-    def _unpack(self, state: Any) -> tuple[Any, Any]:
-        return 0, state
-
-    # The inverse of `_unpack`.
-    def _pack(self, position: int, memory: Any) -> Any:
-        return memory
-
-
-class AFTSimple(_AFT):
+class AFTSimple(AFT):
     """AFT without position bias (Eq. 5): a running mean per channel.
 
     - `d_model`: width of the input.
@@ -124,19 +76,18 @@ class AFTSimple(_AFT):
 
     packs = skips = True
 
-    def __init__(self, d_model: int, causal: bool = True):
-        super().__init__(d_model, causal)
-
     def state_size(self, time: int = 0) -> int:
         return 2 * self.d_model
 
-    # Eq. 5 has no bias, so the position has no effect.
-    def _mix(self, q: Tensor, k: Tensor, v: Tensor, past: int, **options: Any) -> Any:
-        return ops.aft_simple(q, k, v, **options)
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, **options: Any
+    ) -> tuple[Tensor, Any]:
+        """Take the running mean of Eq. 5."""
+        return with_state(ops.aft_simple(q, k, v, state=state, **options))
 
 
-class _Positioned(_AFT):
-    """Biases from tables of `max_len` positions."""
+class PositionedAFT(AFT):
+    """Take biases from tables of `max_len` positions."""
 
     # $u$ and $v$ of Eq. 7 start small but not at 0: if both were 0, neither would get a
     # gradient.
@@ -150,25 +101,23 @@ class _Positioned(_AFT):
             self.bias_v = nn.Parameter(0.1 * torch.randn(max_len, factor))
 
     def position_tables(self) -> list[nn.Parameter]:
-        """The parameters that grow with `max_len`.
+        """Find the parameters that grow with `max_len`.
 
         - Returns one or two tables of biases.
         """
         named = dict(self.named_parameters(recurse=False))
         return list(named.values())
 
-    # Past the end of the table there is no bias to take.
-    def _end(self, past: int, time: int) -> int:
-        end = past + time
+    def _check_end(self, end: int) -> None:
+        """Raise `ValueError` past the end of the table, where there is no bias."""
         if end > self.max_len:
             raise ValueError(
                 f"{type(self).__name__}: expected at most max_len={self.max_len} "
                 f"tokens, the length of the bias table, got {end}"
             )
-        return end
 
 
-class AFTFull(_Positioned):
+class AFTFull(PositionedAFT):
     r"""AFT with a bias for every pair of positions (Eq. 2).
 
     - `d_model`: width of the input.
@@ -185,7 +134,6 @@ class AFTFull(_Positioned):
         800
     """
 
-    # A whole table can start at 0, where its gradient is not 0.
     def __init__(
         self, d_model: int, max_len: int, factor: int | None = None, causal: bool = True
     ):
@@ -196,24 +144,24 @@ class AFTFull(_Positioned):
     def state_size(self, time: int) -> int:  # type: ignore[override]
         return 2 * time * self.d_model
 
-    # Its state has every past key, and so their number.
-    def _unpack(self, state: Any) -> tuple[Any, Any]:
-        if state is None:
-            return 0, None
-        checks.state_kind("AFTFull", state, ops.KeysAndValues)
-        return checks.time_of(state[0], 3), state
-
-    # Of the biases of Eq. 2: rows for these queries, columns for all keys so far.
-    def _mix(self, q: Tensor, k: Tensor, v: Tensor, past: int, **options: Any) -> Any:
-        end = self._end(past, q.shape[1])
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, **options: Any
+    ) -> tuple[Tensor, Any]:
+        """Attend with biases: rows for these queries, columns for all keys so far."""
+        past = 0
+        if state is not None:
+            operation.check_state("AFTFull", state, ops.KeysAndValues)
+            past = operation.time_of(state[0], 3)
+        end = past + q.shape[1]
+        self._check_end(end)
         if self.factor is None:
             bias = self.bias[past:end, :end]
         else:
             bias = self.bias_u[past:end] @ self.bias_v[:end].T  # Eq. 7
-        return ops.aft_full(q, k, v, bias, **options)
+        return with_state(ops.aft_full(q, k, v, bias, state=state, **options))
 
 
-class AFTLocal(_Positioned):
+class AFTLocal(PositionedAFT):
     r"""AFT with biases within a window (Eq. 4).
 
     - `d_model`: width of the input.
@@ -231,7 +179,6 @@ class AFTLocal(_Positioned):
         64
     """
 
-    # A causal band has no columns for later tokens.
     def __init__(
         self,
         d_model: int,
@@ -250,33 +197,27 @@ class AFTLocal(_Positioned):
     def state_size(self, time: int = 0) -> int:
         return 2 * self.window * self.d_model
 
-    # A window does not know how many tokens came before it, so the state counts them.
-    def _unpack(self, state: Any) -> tuple[Any, Any]:
-        if state is None:
-            return 0, None
-        checks.state_kind("AFTLocal", state, PositionedState)
-        position, memory = state
-        if not isinstance(position, int | torch.SymInt):
-            kind = type(position).__name__
-            raise TypeError(
-                f"AFTLocal: expected state.position to be an integer, got {kind}"
-            )
-        return position, memory
-
-    def _pack(self, position: int, memory: Any) -> Any:
-        return PositionedState(position, memory)
-
-    # Rows of the band for these queries: each token has its own biases (Eq. 4).
-    def _mix(self, q: Tensor, k: Tensor, v: Tensor, past: int, **options: Any) -> Any:
-        end = self._end(past, q.shape[1])
-        if self.factor is None:
-            band = self.band[past:end]
-        else:
-            band = self._factorised(past, end)
-        return ops.aft_local(q, k, v, band, **options)
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, **options: Any
+    ) -> tuple[Tensor, Any]:
+        """Attend with the rows of the band for these queries (Eq. 4)."""
+        past, memory = 0, None
+        if state is not None:
+            operation.check_state("AFTLocal", state, PositionedState)
+            past, memory = state
+            if not isinstance(past, int | torch.SymInt):
+                raise TypeError(
+                    "AFTLocal: expected state.position to be an integer, got "
+                    f"{type(past).__name__}"
+                )
+        end = past + q.shape[1]
+        self._check_end(end)
+        band = self._factorised(past, end) if self.factor else self.band[past:end]
+        y, memory = with_state(ops.aft_local(q, k, v, band, state=memory, **options))
+        return y, PositionedState(end, memory) if options["return_state"] else None
 
     def _factorised(self, past: int, end: int) -> Tensor:
-        r"""Rows `past` to `end` of the band of $u_t \cdot v_{t'}$."""
+        r"""Make rows `past` to `end` of the band of $u_t \cdot v_{t'}$."""
         reach = self.window - 1
         ahead = 0 if self.causal else reach
         # One row too many: `unfold` cannot return zero rows.
@@ -288,8 +229,8 @@ class AFTLocal(_Positioned):
         return torch.cat([back, band[:, self.window :]], 1)
 
 
-class _Kernel(nn.Module):
-    r"""The biases of AFT-conv, re-parameterised (Eq. 8):
+class Kernel(nn.Module):
+    r"""Make the biases of AFT-conv from raw ones (Eq. 8).
 
     $$w \leftarrow \gamma\, \frac{w - \mathrm{mean}(w)}{\mathrm{std}(w)} + \beta$$
 
@@ -299,16 +240,16 @@ class _Kernel(nn.Module):
     on. A constant kernel becomes $\beta$.
     """
 
-    # $\gamma$ and $\beta$ of Eq. 8, one per head.
     def __init__(self, *shape: int):
         super().__init__()
         self.raw = nn.Parameter(torch.randn(shape))
         self.gamma = nn.Parameter(torch.zeros(shape[0]))
         self.beta = nn.Parameter(torch.zeros(shape[0]))
 
-    # Eq. 8. A vector of length 1, times $\sqrt n$, has standard deviation 1; and
-    # `l2_normalize` turns 0/0 into 0.
     def forward(self) -> Tensor:
+        """Return the biases of Eq. 8, in the shape of the raw kernel."""
+        # A vector of length 1, times $\sqrt n$, has standard deviation 1; and
+        # `l2_normalize` turns 0/0 into 0.
         flat = self.raw.flatten(1)
         centred = flat - flat.mean(1, keepdim=True)
         # The mean is rounded: the mean of equal entries may differ from them.
@@ -318,7 +259,7 @@ class _Kernel(nn.Module):
         return (self.gamma[:, None] * unit + self.beta[:, None]).view_as(self.raw)
 
 
-class AFTConv(_AFT):
+class AFTConv(AFT):
     """AFT with one bias per head and distance (Eq. 6, with Eq. 8).
 
     - `d_model`: width of the input; a multiple of `heads`.
@@ -337,7 +278,6 @@ class AFTConv(_AFT):
         torch.Size([1, 5, 8])
     """
 
-    # `to_k` of the base class is replaced if all channels of a head share one key.
     def __init__(
         self,
         d_model: int,
@@ -351,23 +291,25 @@ class AFTConv(_AFT):
         arguments.integers("AFTConv", 1, window=window)
         arguments.flags("AFTConv", shared_key=shared_key)
         self.heads, self.window = heads, window
-        self.kernel = _Kernel(heads, window if causal else 2 * window - 1)
+        self.kernel = Kernel(heads, window if causal else 2 * window - 1)
         if shared_key:
             self.to_k = nn.Linear(d_model, heads, bias=False)
 
     def state_size(self, time: int = 0) -> int:
         return 2 * self.window * self.d_model
 
-    # The kernel is the same at all positions (Eq. 6), so no count of tokens is needed.
-    def _mix(self, q: Tensor, k: Tensor, v: Tensor, past: int, **options: Any) -> Any:
-        q, k, v = (split_heads(x, self.heads) for x in (q, k, v))
-        out: Any = ops.aft_conv(q, k, v, self.kernel(), **options)
-        if options.get("return_state"):
-            return out[0].flatten(-2), out[1]
-        return out.flatten(-2)
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, **options: Any
+    ) -> tuple[Tensor, Any]:
+        """Attend with the kernel, the same at all positions (Eq. 6)."""
+        q, k, v = (part.unflatten(-1, (self.heads, -1)) for part in (q, k, v))
+        y, state = with_state(
+            ops.aft_conv(q, k, v, self.kernel(), state=state, **options)
+        )
+        return y.flatten(-2), state
 
 
-class AFTConv2d(_AFT):
+class AFTConv2d(AFT):
     """AFT-conv for images (Eq. 6, with Eq. 8): every pixel sees all.
 
     - `d_model`: width of the input; a multiple of `heads`.
@@ -377,13 +319,15 @@ class AFTConv2d(_AFT):
       of one per channel.
     - Raises `ValueError` or `TypeError` for invalid sizes.
 
-    It has no state: `prefill`, `step` and `state_size` raise.
+    Inputs are `[batch, height, width, d_model]`, and a `key_mask` is `[batch, height,
+    width]`. It has no state: `prefill`, `step` and `state_size` raise.
 
         >>> AFTConv2d(d_model=8, heads=2, size=3)(torch.randn(1, 5, 5, 8)).shape
         torch.Size([1, 5, 5, 8])
     """
 
-    # An even kernel would have no centre.
+    dims = "batch height width d_model"
+
     def __init__(self, d_model: int, heads: int, size: int, shared_key: bool = False):
         super().__init__(d_model, causal=False)
         head_width("AFTConv2d", d_model, heads)
@@ -392,30 +336,14 @@ class AFTConv2d(_AFT):
         if size % 2 == 0:
             raise ValueError(f"AFTConv2d: expected size to be odd, got {size}")
         self.heads = heads
-        self.kernel = _Kernel(heads, size, size)
+        self.kernel = Kernel(heads, size, size)
         if shared_key:
             self.to_k = nn.Linear(d_model, heads, bias=False)
 
-    def forward(
-        self,
-        x: Tensor,
-        key_mask: Tensor | None = None,
-        implementation: str = "auto",
-        cu_seqlens: Tensor | None = None,
-    ) -> Tensor:
-        """Process all pixels in parallel.
-
-        - `x`: `[batch, height, width, d_model]`.
-        - `key_mask`: `bool [batch, height, width]`, True = real pixel.
-        - `implementation`: as for the operations of `fwlab.ops`.
-        - `cu_seqlens`: None; images are not packed.
-        - Returns `[batch, height, width, d_model]`.
-        - Raises `ValueError` or `TypeError` for an invalid `x`.
-        """
-        dims = "batch height width d_model"
-        parts = self._project(x, key_mask, cu_seqlens, dims)
-        q, k, v = (split_heads(part, self.heads) for part in parts)
-        y = ops.aft_conv2d(
-            q, k, v, self.kernel(), key_mask=key_mask, implementation=implementation
-        )
-        return self.to_out(y.flatten(-2))
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, **options: Any
+    ) -> tuple[Tensor, Any]:
+        """Attend to all pixels with the kernel."""
+        q, k, v = (part.unflatten(-1, (self.heads, -1)) for part in (q, k, v))
+        options = {name: options[name] for name in ("key_mask", "implementation")}
+        return ops.aft_conv2d(q, k, v, self.kernel(), **options).flatten(-2), None

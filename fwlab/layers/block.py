@@ -1,4 +1,4 @@
-"""The block of which models are built: a mixer and an MLP."""
+"""Build blocks of models: a mixer and an MLP."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fwlab import arguments
-from fwlab.layers.causal import Causal
-from fwlab.layers.heads import check_input, run
+from fwlab.layers.causal import Causal, check_input
+from fwlab.layers.one_token import call
 
 #: The norms and the MLPs of a block, by name.
 NORMS, MLPS = ("layer", "rms"), ("gelu", "swiglu")
@@ -43,7 +43,8 @@ class Block(Causal):
         torch.Size([1, 5, 8])
     """
 
-    # Two norms: each part of a block has one.
+    first_layer = "expand"
+
     def __init__(
         self,
         mixer: nn.Module,
@@ -82,17 +83,6 @@ class Block(Causal):
         """Maximum sequence length, if the mixer has a position table."""
         return getattr(self.mixer, "max_len", None)
 
-    def _first(self) -> nn.Module:
-        return self.expand
-
-    def state_size(self, time: int = 0) -> int:
-        """Number of scalars in the state of one sequence: the mixer's.
-
-        - `time`: tokens so far.
-        - Returns the count.
-        """
-        return self.mixer.state_size(time)
-
     @property
     def packs(self) -> bool:  # type: ignore[override]
         """Whether the mixer takes `cu_seqlens`."""
@@ -103,71 +93,54 @@ class Block(Causal):
         """Whether the mixer skips masked tokens."""
         return getattr(self.mixer, "skips", False)
 
-    def forward(
-        self,
-        x: Tensor,
-        key_mask: Tensor | None = None,
-        implementation: str = "auto",
-        cu_seqlens: Tensor | None = None,
-    ) -> Tensor:
-        x = self._checked(x, key_mask, cu_seqlens)
-        packed = {} if cu_seqlens is None else {"cu_seqlens": cu_seqlens}
-        h = self._before("norm_mixer", x)
-        y = self.mixer(h, key_mask, implementation, **packed)
-        return self._mlp(x + self._after("norm_mixer", y))
+    def state_size(self, time: int = 0) -> int:
+        return self.mixer.state_size(time)
 
-    def prefill(
-        self,
-        x: Tensor,
-        state: Any = None,
-        key_mask: Tensor | None = None,
-        implementation: str = "auto",
-        cu_seqlens: Tensor | None = None,
-    ) -> tuple[Tensor, Any]:
-        x = self._checked(x, key_mask, cu_seqlens)
-        packed = {} if cu_seqlens is None else {"cu_seqlens": cu_seqlens}
-        h = self._before("norm_mixer", x)
-        y, state = self.mixer.prefill(h, state, key_mask, implementation, **packed)
-        return self._mlp(x + self._after("norm_mixer", y)), state
+    def _mix(self, x: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
+        """Mix over time, then over channels."""
+        given = (options["key_mask"], options["implementation"])
+        packed = {}  # not every mixer knows it
+        if options.get("cu_seqlens") is not None:
+            packed["cu_seqlens"] = options["cu_seqlens"]
+        h = x if self.post_norm else call(self.norm_mixer, x)
+        if options["return_state"]:
+            y, state = self.mixer.prefill(h, state, *given, **packed)
+        else:
+            y = self.mixer(h, *given, **packed)
+        return self._mix_channels(self._add(x, y, self.norm_mixer)), state
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        parts: Any = self._modules  # attributes of a module are looked up slowly
-        check_input("Block", "x", x, "batch d_model", self.d_model, parts["expand"])
-        y, state = parts["mixer"].step(self._before("norm_mixer", x), state)
-        return self._mlp(x + self._after("norm_mixer", y)), state
+        check_input("Block", "x", x, "batch d_model", self.d_model, self.expand)
+        y, state = self.mixer.step(
+            x if self.post_norm else call(self.norm_mixer, x), state
+        )
+        return self._mix_channels(self._add(x, y, self.norm_mixer)), state
 
-    # The second half of the block.
-    def _mlp(self, x: Tensor) -> Tensor:
-        parts: Any = self._modules
-        h = self._before("norm_mlp", x)
-        wide = run(parts["expand"], h)
-        if (gate := parts.get("gate")) is None:
-            wide = F.gelu(wide)
+    def _mix_channels(self, x: Tensor) -> Tensor:
+        """Add what the MLP makes of its input."""
+        h = x if self.post_norm else call(self.norm_mlp, x)
+        if self.gate is None:
+            wide = F.gelu(call(self.expand, h))
         else:
-            wide = F.silu(run(gate, h)) * wide
-        y = run(parts["contract"], self._dropped(wide))
-        return x + self._after("norm_mlp", y)
+            wide = F.silu(call(self.gate, h)) * call(self.expand, h)
+        return self._add(x, call(self.contract, self._drop(wide)), self.norm_mlp)
 
-    # A part of the block has its norm before it or after it.
-    def _before(self, norm: str, x: Tensor) -> Tensor:
-        return x if self.post_norm else run(self._modules[norm], x)
+    def _add(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
+        """Add what a part of the block has made, `y`, to its input."""
+        return x + self._drop(call(norm, y) if self.post_norm else y)
 
-    def _after(self, norm: str, y: Tensor) -> Tensor:
-        return self._dropped(run(self._modules[norm], y) if self.post_norm else y)
-
-    # A module that does nothing takes longer than to add two tokens.
-    def _dropped(self, x: Tensor) -> Tensor:
-        drop: Any = self._modules["dropout"]
-        return drop(x) if drop.p else x
+    def _drop(self, x: Tensor) -> Tensor:
+        """Apply dropout; a module that does nothing takes longer than to add tokens."""
+        return self.dropout(x) if self.dropout.p else x
 
 
 def new_norm(norm: str, d_model: int, eps: float) -> nn.Module:
-    """The norm of a name in `NORMS`, without a bias."""
+    """Make the norm of a name in `NORMS`, without a bias."""
     if norm == "layer":
         return nn.LayerNorm(d_model, eps, bias=False)
     return nn.RMSNorm(d_model, eps)
 
 
 def usual_d_ff(d_model: int, mlp: str) -> int:
-    """The width inside an MLP that has `8 * d_model**2` weights."""
+    """Return the width inside an MLP that has `8 * d_model**2` weights."""
     return 4 * d_model if mlp == "gelu" else round(8 * d_model / 3)

@@ -1,4 +1,4 @@
-r"""Attention to another sequence, or to a whole sequence itself.
+r"""Attend to another sequence, or to a whole sequence itself.
 
 It is not causal, so there is nothing to stream: the whole source writes
 the fast weights once, and after that they are only read.
@@ -12,8 +12,9 @@ from torch.nn import functional as F
 
 from fwlab import arguments, ops
 from fwlab.feature_maps import FeatureMap, divide, unit_range
-from fwlab.layers.heads import check_input, head_width, real_tokens, split_heads
-from fwlab.ops.call import checks
+from fwlab.layers.causal import check_input, without_masked
+from fwlab.layers.heads import head_width
+from fwlab.ops import _operation as operation
 from fwlab.ops.softmax import attention_with_dropout
 
 State = ops.NormalizedState | ops.KeyValueCache
@@ -76,7 +77,7 @@ class CrossAttention(nn.Module):
         self.to_out = nn.Linear(d_model, d_model, bias=False)
 
     def state_size(self, time: int) -> int:
-        """Number of scalars in the state of one source.
+        """Count the scalars in the state of one source.
 
         - `time`: tokens of the source.
         - Returns the count; with a feature map it does not grow.
@@ -109,10 +110,10 @@ class CrossAttention(nn.Module):
         """
         dims = "batch source d_model"
         check_input("CrossAttention", "source", source, dims, self.d_model, self.to_k)
-        source = real_tokens("CrossAttention", source, dims, key_mask)
+        if key_mask is not None:
+            source = without_masked("CrossAttention", source, dims, key_mask)
         k, v = (
-            split_heads(project(source), self.heads)
-            for project in (self.to_k, self.to_v)
+            to(source).unflatten(-1, (self.heads, -1)) for to in (self.to_k, self.to_v)
         )
         if self.feature_map is None:
             return ops.KeyValueCache(k, v, key_mask)
@@ -143,7 +144,7 @@ class CrossAttention(nn.Module):
         """
         dims = "batch time d_model"
         check_input("CrossAttention", "x", x, dims, self.d_model, self.to_q)
-        q = split_heads(self.to_q(x), self.heads)
+        q = self.to_q(x).unflatten(-1, (self.heads, -1))
         parts = self._checked(state, q)
         if self.feature_map is None:
             dropout = self.attention_dropout if self.training else 0.0
@@ -161,19 +162,21 @@ class CrossAttention(nn.Module):
         """Check that a state is as `write` returns it for this batch."""
         layer, batch = "CrossAttention", q.shape[0]
         if self.state_shape is None:
-            checks.state_kind(layer, state, ops.KeyValueCache)
-            source, mask = checks.time_of(state[0], 4), state[2]
+            operation.check_state(layer, state, ops.KeyValueCache)
+            source, mask = operation.time_of(state[0], 4), state[2]
             shape, dtype = (batch, source, *q.shape[2:]), q.dtype
             shapes = {"k": shape, "v": shape}
             if mask is not None:
-                checks.mask(layer, "state.mask", mask, q, batch=batch, source=source)
+                operation.check_mask(
+                    layer, "state.mask", mask, q, batch=batch, source=source
+                )
         else:
-            checks.state_kind(layer, state, ops.NormalizedState)
+            operation.check_state(layer, state, ops.NormalizedState)
             heads, _, key = self.state_shape
             dtype = torch.promote_types(q.dtype, torch.float32)
             shapes = {"W": (batch, *self.state_shape), "z": (batch, heads, key)}
         for (name, shape), part in zip(shapes.items(), state, strict=False):
-            checks.state_part(layer, f"state.{name}", part, shape, dtype, q)
+            operation.check_part(layer, f"state.{name}", part, shape, dtype, q)
         return state
 
 

@@ -1,4 +1,4 @@
-"""The Feedback Transformer: a whole stack around one feedback memory."""
+"""Stack layers around one feedback memory: the Feedback Transformer."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,8 +10,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fwlab import arguments, ops
 from fwlab.layers.causal import Causal
-from fwlab.layers.heads import head_width, plain, split_heads, watched
-from fwlab.ops.call import checks
+from fwlab.layers.heads import called_module, head_width, require
+from fwlab.ops import _operation as operation
+from fwlab.ops._recurrence import has_autocast
 from fwlab.ops.feedback.weights import EPS
 
 #: Weights that every layer has of its own, in both forms.
@@ -35,7 +36,7 @@ class FeedbackBlock(nn.Module):
         self, x: Tensor, k: Tensor, v: Tensor, positions: Tensor, dropout: nn.Module
     ) -> Tensor:
         """`x`: `[batch, d_model]`, `k`, `v`: `[batch, past, heads, key]`."""
-        q = split_heads(self.to_q(self.norm_mixer(x)), k.shape[2])
+        q = self.to_q(self.norm_mixer(x)).unflatten(-1, (k.shape[2], -1))
         z = ops.feedback_attention(q.to(k.dtype), k, v, positions.to(k.dtype))
         x = x + dropout(self.to_out(z.to(q.dtype).flatten(1)))  # Eq. f6
         h = dropout(F.gelu(self.expand(self.norm_mlp(x))))
@@ -60,7 +61,7 @@ class MemoryProjection(nn.Module):
 
 
 class FeedbackTransformer(Causal):
-    r"""A stack whose layers all attend to the memories of past steps.
+    r"""Stack layers that all attend to the memories of past steps.
 
     The feedback memory of a step is a learned weighted mean of the representations of
     that step in all layers (`ops.feedback` has the equations), so that even the lowest
@@ -102,6 +103,7 @@ class FeedbackTransformer(Causal):
     """
 
     skips = True
+    first_layer = "blocks.0.to_q"
 
     # At the start every state has the same share in a memory: the logits in `merge` are
     # 0. The entries of `positions` are scaled by their number, so that position keys
@@ -182,169 +184,126 @@ class FeedbackTransformer(Causal):
         options = (shared, normalize_memory, dropout)
         stack = cls(d_model, heads, len(blocks), d_ff, *options)
         stack = stack.to(device=like.device, dtype=like.dtype)
-        with torch.no_grad():
-            stack.positions.zero_()
-            for block, part in zip(stack.blocks, parts, strict=True):
-                for name in _BLOCK:
-                    _copy(name, getattr(block, name), part[name])
-            means = {
-                name: torch.stack([part[name] for part in parts]).mean(0)
-                for name in ("norm_mixer", "to_k", "to_v")
-            }
-            origins = [means] if shared else parts
-            for memory, part in zip(stack.memory, origins, strict=True):
-                _copy("to_k", memory.to_k, part["to_k"])
-                _copy("to_v", memory.to_v, part["to_v"])
-                if memory.norm_memory is not None:
-                    _copy("norm_mixer", memory.norm_memory, part["norm_mixer"])
+        means = {
+            name: torch.stack([part[name] for part in parts]).mean(0)
+            for name in ("norm_mixer", "to_k", "to_v")
+        }
+        weights = {
+            f"blocks.{i}.{n}": part[n] for i, part in enumerate(parts) for n in _BLOCK
+        }
+        for i, part in enumerate([means] if shared else parts):
+            weights |= {f"memory.{i}.{name}": part[name] for name in ("to_k", "to_v")}
+            if normalize_memory:
+                weights[f"memory.{i}.norm_memory"] = part["norm_mixer"]
+        for name, weight in weights.items():
+            # Sizes can differ if the source is not uniform.
+            shape = list(stack.get_parameter(f"{name}.weight").shape)
+            text = f"{name} of shape {shape}, got {list(weight.shape)}"
+            require("from_transformer", ValueError, {text: list(weight.shape) == shape})
+        start = {"merge": stack.merge, "positions": torch.zeros_like(stack.positions)}
+        named = {f"{name}.weight": weight for name, weight in weights.items()}
+        stack.load_state_dict(start | named)
         return stack
 
     def weights(self) -> ops.FeedbackWeights:
-        """The weights of all layers, as `ops.feedback` takes them.
+        """Stack the weights of all layers, as `ops.feedback` takes them.
 
-        - Returns a `FeedbackWeights`, through which gradients flow back
-          to the parameters.
+        - Returns a `FeedbackWeights`, through which gradients flow back to the parameters.
         - Raises `ValueError` for a module that has to be called, such as one with an
           adapter.
         """
-        if called := self._called():
+        if called := self._called_module():
             raise ValueError(
                 "FeedbackTransformer: expected plain linear layers and norms, whose "
                 f"weights say all, got {called}; call the stack itself, or merge the "
                 "adapter first"
             )
+        return self._stacked_weights()
 
-        # One tensor for all layers: the operation loops over it.
-        def stacked(modules: Any, name: str) -> Tensor:
-            return torch.stack([getattr(m, name).weight for m in modules])
+    def _stacked_weights(self) -> ops.FeedbackWeights:
+        """Stack the weights of plain modules, one tensor for all layers."""
 
-        normalized = self.memory[0].norm_memory is not None
-        return ops.FeedbackWeights(
-            merge=self.merge,
-            positions=self.positions,
-            norm_memory=stacked(self.memory, "norm_memory") if normalized else None,
-            **{name: stacked(self.blocks, name) for name in _BLOCK},
-            **{name: stacked(self.memory, name) for name in ("to_k", "to_v")},
-        )
+        weights: dict[str, Any] = {"norm_memory": None}
+        for modules in (self.blocks, self.memory):
+            for name in dict(modules[0].named_children()):
+                parts = [getattr(module, name).weight for module in modules]
+                weights[name] = torch.stack(parts)
+        both = {"merge": self.merge, "positions": self.positions}
+        return ops.FeedbackWeights(**both, **weights)
 
-    def state_size(self, time: int) -> int:
-        """Number of scalars in the state of one sequence.
-
-        A key and a value per token; without `shared`, per layer, too.
-
-        - `time`: tokens so far.
-        - Returns the count.
-        """
+    def state_size(self, time: int) -> int:  # type: ignore[override]
         return 2 * len(self.memory) * self.d_model * time
 
-    def _first(self) -> nn.Module:
-        return self.blocks[0].to_q
-
-    def forward(
-        self,
-        x: Tensor,
-        key_mask: Tensor | None = None,
-        implementation: str = "auto",
-        cu_seqlens: Tensor | None = None,
-    ) -> Tensor:
-        x = self._checked(x, key_mask, cu_seqlens)
-        return self._run(x, None, key_mask, implementation, return_state=False)
-
-    def prefill(
-        self,
-        x: Tensor,
-        state: ops.FeedbackState | None = None,
-        key_mask: Tensor | None = None,
-        implementation: str = "auto",
-        cu_seqlens: Tensor | None = None,
-    ) -> tuple[Tensor, ops.FeedbackState]:
-        x = self._checked(x, key_mask, cu_seqlens)
-        return self._run(x, state, key_mask, implementation, return_state=True)
-
-    # The whole stack is one operation: a step needs all layers of the one before.
-    def _run(
-        self,
-        x: Tensor,
-        state: ops.FeedbackState | None,
-        key_mask: Tensor | None,
-        implementation: str,
-        return_state: bool,
-    ) -> Any:
-        if called := self._called():
+    def _mix(self, x: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
+        """Compute the whole stack: a step needs all layers of the one before."""
+        key_mask, implementation = options["key_mask"], options["implementation"]
+        # For one token it costs more to check and to stack all weights.
+        if x.shape[1] == 1 and implementation == "naive" and self._is_plain(x, state):
+            return self._by_calls(x, state, key_mask)
+        if called := self._called_module():
             if implementation not in ("auto", "naive"):
                 raise ValueError(
                     "FeedbackTransformer: expected implementation='auto' or 'naive', "
                     f"since there is {called}, which only a call step by step takes "
                     f"into account, got {implementation!r}"
                 )
-            y, state = self._by_calls(x, state, key_mask)
-            return (y, state) if return_state else y
-        weights, factors = self.weights(), None
+            return self._by_calls(x, state, key_mask)
+        weights, factors = self._stacked_weights(), None
         if self.training and self.dropout.p:
             d_ff, d_model = weights.expand.shape[1:]
             count = 2 * d_model + d_ff
-            ones = x.new_ones(*x.shape[:2], self.layers, count)
-            factors = self.dropout(ones)
-        return ops.feedback(
-            x,
-            weights,
-            heads=self.heads,
-            factors=factors,
-            key_mask=key_mask,
-            state=state,
-            return_state=return_state,
-            implementation=implementation,
-        )
+            factors = self.dropout(x.new_ones(*x.shape[:2], self.layers, count))
+        options |= {"heads": self.heads, "factors": factors, "state": state}
+        found = ops.feedback(x, weights, **options)
+        return found if options["return_state"] else (found, None)
 
-    def _called(self) -> str | None:
-        """A module that is not just its weight: adapted, quantised, or with hooks."""
-        for block in (*self.blocks, *self.memory):
-            if watched(block):
-                return f"a hook on {type(block).__name__}"
-            for name, module in block.named_children():
-                if not plain(module) or getattr(module, "eps", EPS) != EPS:
-                    return f"{name} of type {type(module).__name__}"
-        return None
+    def _is_plain(self, x: Tensor, state: Any) -> bool:
+        """Return True if modules compute in the precision of the operation, unmasked."""
+        mask = state.mask if isinstance(state, ops.FeedbackState) else None
+        return mask is None and x.itemsize >= 4 and not has_autocast(x)
+
+    def _called_module(self) -> str | None:
+        """Name a module that is not just its weight: adapted, quantised, or with hooks."""
+        return called_module([*self.blocks, *self.memory], EPS)
 
     def _by_calls(
         self, x: Tensor, state: ops.FeedbackState | None, key_mask: Tensor | None
     ) -> tuple[Tensor, ops.FeedbackState]:
-        """What `ops.feedback` computes, step by step, where modules are called."""
+        """Compute what `ops.feedback` does step by step, where modules are called."""
         k, v, mask = self._memories(x, state)
         if key_mask is None and mask is None:
             y, k, v = self._steps(x, k, v)
             return y, ops.FeedbackState(k, v, None)
         # Rows differ in their number of memories.
-        y, rows, all_of = torch.zeros_like(x), [], slice(None)
+        y, rows, every = torch.zeros_like(x), [], slice(None)
         for i in range(len(x)):
-            past = all_of if mask is None else mask[i]
-            real = all_of if key_mask is None else key_mask[i]
-            steps = self._steps(
-                x[i : i + 1, real], k[i : i + 1, past], v[i : i + 1, past]
-            )
-            y[i, real], *memories = (part[0] for part in steps)
-            rows.append((*memories, torch.ones_like(memories[0][:, 0, 0, 0]).bool()))
+            past = every if mask is None else mask[i]
+            real = every if key_mask is None else key_mask[i]
+            row = slice(i, i + 1)
+            y_i, k_i, v_i = self._steps(x[row, real], k[row, past], v[row, past])
+            y[i, real] = y_i[0]
+            rows.append((k_i[0], v_i[0], torch.ones(len(k_i[0]), dtype=torch.bool)))
         k, v, mask = (
             pad_sequence([*part], batch_first=True, padding_side="left")
             for part in zip(*rows, strict=True)
         )
-        return y, ops.FeedbackState(k, v, None if mask.all() else mask)
+        return y, ops.FeedbackState(k, v, None if mask.all() else mask.to(x.device))
 
     def _memories(self, x: Tensor, state: Any) -> ops.FeedbackState:
-        """A state after its checks, or none."""
+        """Return a state after its checks, or an empty one."""
         layer, past = type(self).__name__, 0
         if state is not None:
-            checks.state_kind(layer, state, ops.FeedbackState)
-            past = checks.time_of(state[0], 5)
+            operation.check_state(layer, state, ops.FeedbackState)
+            past = operation.time_of(state[0], 5)
         shape = (len(x), past, len(self.memory), self.heads, self.d_model // self.heads)
         dtype = torch.promote_types(x.dtype, torch.float32)
         if state is None:
             state = (x.new_zeros(shape, dtype=dtype),) * 2 + (None,)
         k, v, mask = state
         for name, part in (("state.k", k), ("state.v", v)):
-            checks.state_part(layer, name, part, shape, dtype, x)
+            operation.check_part(layer, name, part, shape, dtype, x)
         if mask is not None:
-            checks.mask(layer, "state.mask", mask, x, batch=len(x), past=past)
+            operation.check_mask(layer, "state.mask", mask, x, batch=len(x), past=past)
         return ops.FeedbackState(k, v, mask)
 
     def _steps(self, x: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -358,53 +317,32 @@ class FeedbackTransformer(Causal):
                 states.append(block(x_l, *memories, self.positions, self.dropout))
             m = torch.einsum("l,lbd->bd", share, torch.stack(states))  # Eq. f1
             new = [torch.stack(memory(m)) for memory in self.memory]
-            new_k, new_v = split_heads(torch.stack(new, 2), self.heads).unsqueeze(2)
+            new_k, new_v = (
+                torch.stack(new, 2).unflatten(-1, (self.heads, -1)).unsqueeze(2)
+            )
             k, v = torch.cat([k, new_k], 1), torch.cat([v, new_v], 1)
             y.append(states[-1])
         return (torch.stack(y, 1) if y else x), k, v
 
-    def extra_repr(self) -> str:
-        return f"d_model={self.d_model}, heads={self.heads}, shared={self.shared}"
-
 
 def _parts(block: Any, number: int) -> dict[str, Tensor]:
-    """The weights of one block of a parallel transformer, by name."""
+    """Return the weights of one block of a parallel transformer, by name."""
     weights: dict[str, Tensor] = {}
-    mixer: Any = getattr(block, "mixer", None)
-    if not hasattr(mixer, "heads"):
-        raise TypeError(
-            f"from_transformer: expected block {number} to have a mixer with heads, "
-            "to_q, to_k, to_v and to_out"
-        )
+    mixer, where = getattr(block, "mixer", None), f"block {number}"
+    text = f"{where} to have a mixer with heads, to_q, to_k, to_v and to_out"
+    require("from_transformer", TypeError, {text: hasattr(mixer, "heads")})
     for name in (*_BLOCK, "to_k", "to_v"):
         module: Any = getattr(mixer if name.startswith("to_") else block, name, None)
-        if not isinstance(getattr(module, "weight", None), Tensor):
-            raise TypeError(
-                f"from_transformer: expected block {number} to have {name}.weight"
-            )
-        if getattr(module, "bias", None) is not None:
-            raise ValueError(
-                f"from_transformer: expected {name} of block {number} without a bias, "
-                "got one; it has no counterpart here"
-            )
+        found = isinstance(getattr(module, "weight", None), Tensor)
+        require(
+            "from_transformer", TypeError, {f"{where} to have {name}.weight": found}
+        )
+        bare = getattr(module, "bias", None) is None
+        text = f"{name} of {where} without a bias, got one; it has no counterpart here"
+        require("from_transformer", ValueError, {text: bare})
         weights[name] = module.weight
     known = {id(weight) for weight in weights.values()}
-    for name, weight in (
-        block.named_parameters() if isinstance(block, nn.Module) else ()
-    ):
-        if id(weight) not in known:
-            raise ValueError(
-                f"from_transformer: expected block {number} without {name}, which has "
-                "no counterpart here"
-            )
+    for name, weight in block.named_parameters():
+        text = f"{where} without {name}, which has no counterpart here"
+        require("from_transformer", ValueError, {text: id(weight) in known})
     return weights
-
-
-# Sizes can differ if the source is not uniform: the error names the weight.
-def _copy(name: str, module: Any, weight: Tensor) -> None:
-    if module.weight.shape != weight.shape:
-        raise ValueError(
-            f"from_transformer: expected {name} of shape {list(module.weight.shape)}, "
-            f"got {list(weight.shape)}"
-        )
-    module.weight.copy_(weight)

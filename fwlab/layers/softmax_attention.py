@@ -1,4 +1,4 @@
-"""Multi-head softmax attention, the baseline."""
+"""Attend by a softmax over all past keys: the baseline."""
 
 import math
 from typing import Any
@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from fwlab import arguments, ops
 from fwlab.layers import heads as sizes
-from fwlab.layers.causal import Causal
-from fwlab.layers.heads import check_input, normed, run, shared_heads, split_heads
+from fwlab.layers import one_token
+from fwlab.layers.causal import Causal, check_input, with_state
+from fwlab.layers.heads import normed, require, shared_heads
 from fwlab.layers.positions import angles, turned
-from fwlab.ops import softmax
-from fwlab.ops.call import checks
+from fwlab.ops import _operation as operation
 
 
 class SoftmaxAttention(Causal):
@@ -20,15 +20,13 @@ class SoftmaxAttention(Causal):
 
     - `d_model`: width of the input; a multiple of `heads`.
     - `heads`: number of heads.
-    - `kv_heads`: number of heads of keys and values; None = `heads`.
-      Fewer are grouped-query attention (Ainslie et al. 2023): each is
-      shared by `heads / kv_heads` consecutive heads of queries.
-    - `attention_dropout`: probability of dropout of the attention
-      weights in training, from 0 to below 1. Above 0, training keeps
-      `time` x `time` weights per head in memory.
-    - Raises `ValueError` if `heads` does not divide `d_model`, or
-      `kv_heads` does not divide `heads`, or for a value out of
-      range, and `TypeError` for an argument of the wrong type.
+    - `kv_heads`: number of heads of keys and values; None = `heads`. Fewer are
+      grouped-query attention (Ainslie et al. 2023): each is shared by `heads / kv_heads`
+      consecutive heads of queries.
+    - `attention_dropout`: probability of dropout of the attention weights in training,
+      from 0 to below 1. Above 0, training keeps `time` x `time` weights per head in
+      memory.
+    - Raises `ValueError` or `TypeError` for what does not fit.
 
     Options of today's models, all off:
 
@@ -58,8 +56,6 @@ class SoftmaxAttention(Causal):
     one_token = "auto"
     skips = True
 
-    # With fewer heads for keys and values than for queries, only their projections
-    # shrink.
     def __init__(
         self,
         d_model: int,
@@ -83,7 +79,7 @@ class SoftmaxAttention(Causal):
         arguments.dropout(layer, attention_dropout, "attention_dropout")
         self.attention_dropout = attention_dropout
         self.rope, self.rope_base = rope, rope_base
-        self._turned = _turned_width(head_width, rope, rope_base)
+        self.turned = turned_width(head_width, rope, rope_base)
         arguments.choice(layer, (None, "head", "all"), qk_norm=qk_norm)
         self.qk_norm = qk_norm
         arguments.epsilon(layer, norm_eps=norm_eps)
@@ -106,135 +102,72 @@ class SoftmaxAttention(Causal):
         # Last, so that no other initial value depends on the options.
         self.to_gate = nn.Linear(d_model, width, bias=False) if out_gate else None
 
-    def state_size(self, time: int) -> int:
-        """Number of scalars in the state of one sequence.
-
-        - `time`: tokens so far.
-        - Returns `2 * time * heads * head_width`, or the share of it that
-          `kv_heads` has of `heads`.
-        """
+    def state_size(self, time: int) -> int:  # type: ignore[override]
         return 2 * time * self.kv_width
 
+    def _mix(self, x: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
+        """Project, let queries attend to all keys so far, and project what they read."""
+        q, k, v = (
+            to(x).unflatten(-1, (-1, self.head_width))
+            for to in (self.to_q, self.to_k, self.to_v)
+        )
+        q, k = self._with_positions(q, k, options["key_mask"], state)
+        options["dropout"] = self.attention_dropout if self.training else 0.0
+        y, state = with_state(ops.softmax_attention(q, k, v, state=state, **options))
+        y = y.flatten(-2)
+        if self.to_gate is not None:
+            y = y * torch.sigmoid(self.to_gate(x))
+        return self.to_out(y), state
+
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        parts: Any = self._modules
-        to_q = parts["to_q"]
-        check_input("SoftmaxAttention", "x", x, "batch d_model", self.d_model, to_q)
-        if (self.training and self.attention_dropout) or not softmax.goes_on_from(
-            state, x, self.kv_heads, self.head_width
-        ):
-            return super().step(x, state)
-        q, k, v = (run(parts[name], x) for name in ("to_q", "to_k", "to_v"))
-        if q.dtype != x.dtype:  # autocast
-            return super().step(x, state)
-        batch, width = x.shape[0], self.head_width
-        if self._turned or self.q_norm is not None:
-            q, k = (part.view(batch, 1, -1, width) for part in (q, k))
-            q, k = self._prepared(q, k, None, state)
-        q, k, v = (part.view(batch, -1, 1, width) for part in (q, k, v))
-        y, state = softmax.step(q, k, v, state)
-        return run(parts["to_out"], self._gated(y.reshape(batch, -1), x)), state
+        layer, dims = "SoftmaxAttention", "batch d_model"
+        check_input(layer, "x", x, dims, self.d_model, self.to_q)
+        found = one_token.softmax_attention(self, x, state)
+        return super().step(x, state) if found is None else found
 
-    def forward(
-        self,
-        x: Tensor,
-        key_mask: Tensor | None = None,
-        implementation: str = "auto",
-        cu_seqlens: Tensor | None = None,
-    ) -> Tensor:
-        x = self._checked(x, key_mask, cu_seqlens)
-        return self._mix(x, None, key_mask, implementation, return_state=False)[0]
-
-    def prefill(
-        self,
-        x: Tensor,
-        state: ops.KeyValueCache | None = None,
-        key_mask: Tensor | None = None,
-        implementation: str = "auto",
-        cu_seqlens: Tensor | None = None,
-    ) -> tuple[Tensor, ops.KeyValueCache]:
-        x = self._checked(x, key_mask, cu_seqlens)
-        return self._mix(x, state, key_mask, implementation, return_state=True)
-
-    def _mix(
-        self,
-        x: Tensor,
-        state: ops.KeyValueCache | None,
-        key_mask: Tensor | None,
-        implementation: str,
-        return_state: bool,
-    ) -> tuple[Tensor, Any]:
-        """`prefill`, with the state after it or None."""
-        q = split_heads(self.to_q(x), self.heads)
-        k, v = (
-            split_heads(project(x), self.kv_heads) for project in (self.to_k, self.to_v)
-        )
-        q, k = self._prepared(q, k, key_mask, state)
-        found: Any = ops.softmax_attention(
-            q,
-            k,
-            v,
-            dropout=self.attention_dropout if self.training else 0.0,
-            key_mask=key_mask,
-            state=state,
-            return_state=return_state,
-            implementation=implementation,
-        )
-        y, after = found if return_state else (found, None)
-        return self.to_out(self._gated(y.flatten(-2), x)), after
-
-    def _prepared(
+    def _with_positions(
         self, q: Tensor, k: Tensor, key_mask: Tensor | None, state: Any
     ) -> tuple[Tensor, Tensor]:
-        """Queries and keys `[batch, time, heads, width]`, normalised and turned."""
+        """Normalise and turn queries and keys `[batch, time, heads, width]`."""
         if self.q_norm is not None and self.k_norm is not None:
             kind = q.dtype
             q, k = normed(self.q_norm, q).to(kind), normed(self.k_norm, k).to(kind)
-        if not self._turned:
+        if not self.turned:
             return q, k
         if key_mask is None:
             positions = torch.arange(q.shape[1], device=q.device)
         else:
             positions = key_mask.cumsum(1) - 1
-        angle = angles(positions + _tokens(state), self._turned, self.rope_base)
+        # How many real tokens came before: a number, or one of each row. The operation
+        # says later what is no state.
+        if isinstance(state, ops.KeyValueCache):
+            past: Any = operation.time_of(state.k, 4)
+            if state.mask is not None:
+                past = state.mask.sum(1, keepdim=True)
+            positions = positions + past
+        angle = angles(positions, self.turned, self.rope_base)
         both = turned(torch.cat([q, k], 2), angle)
         q, k = both.split_with_sizes([q.shape[2], k.shape[2]], 2)
         return q, k
 
-    def _gated(self, y: Tensor, x: Tensor) -> Tensor:
-        """What the heads read, side by side, after the gate."""
-        if self.to_gate is None:
-            return y
-        return y * torch.sigmoid(run(self.to_gate, x))
 
-
-def _turned_width(head_width: int, rope: float, rope_base: float) -> int:
-    """The number of channels that are turned; raises unless they form pairs."""
-    layer = "SoftmaxAttention"
-    for name, value in (("rope", rope), ("rope_base", rope_base)):
-        if not arguments.number(value):
-            raise TypeError(f"{layer}: expected {name} to be a number, got {value!r}")
-    if not 0 <= rope <= 1:
-        raise ValueError(f"{layer}: expected rope from 0 to 1, got {rope!r}")
-    if not 0 < rope_base < math.inf:
-        raise ValueError(
-            f"{layer}: expected rope_base to be above 0 and finite, got {rope_base!r}"
-        )
-    wide = round(rope * head_width)
-    if wide % 2 or not math.isclose(wide, rope * head_width, rel_tol=1e-9):
-        raise ValueError(
-            f"{layer}: expected rope times the width of a head, {head_width}, to be "
-            f"an even integer, got rope={rope!r}"
-        )
+def turned_width(head_width: int, rope: float, rope_base: float) -> int:
+    """Return the number of channels that are turned, which has to be even."""
+    layer, number = "SoftmaxAttention", arguments.number
+    types = {
+        f"rope to be a number, got {rope!r}": number(rope),
+        f"rope_base to be a number, got {rope_base!r}": number(rope_base),
+    }
+    require(layer, TypeError, types)
+    wide = round(rope * head_width) if 0 <= rope <= 1 else 0
+    text = f"rope times the width of a head, {head_width}, to be an even integer"
+    whole = math.isclose(wide, rope * head_width, rel_tol=1e-9)
+    values = {
+        f"rope from 0 to 1, got {rope!r}": 0 <= rope <= 1,
+        f"rope_base to be above 0 and finite, got {rope_base!r}": 0
+        < rope_base
+        < math.inf,
+        f"{text}, got rope={rope!r}": whole and wide % 2 == 0,
+    }
+    require(layer, ValueError, values)
     return wide
-
-
-def _tokens(state: Any) -> Any:
-    """How many real tokens a state holds: a number, or `[batch, 1]`.
-
-    The operation refuses later what is no state, and says so better.
-    """
-    if not isinstance(state, ops.KeyValueCache):
-        return 0
-    if state.mask is None:
-        return checks.time_of(state.k, 4)
-    return state.mask.sum(1, keepdim=True)

@@ -1,4 +1,4 @@
-r"""Transformer-XL: softmax attention with a memory of past segments.
+r"""Attend by a softmax to a memory of past segments: Transformer-XL.
 
 The baseline of the fast weight papers for long texts: its segment memory
 keeps the most recent tokens, and drops the oldest.
@@ -13,13 +13,13 @@ from torch.nn import functional as F
 from fwlab import arguments
 from fwlab.layers.block import Block
 from fwlab.layers.causal import Causal
-from fwlab.layers.heads import check_input, head_width, plain, split_heads
+from fwlab.layers.heads import head_width, plain
 from fwlab.layers.positions import sinusoids
-from fwlab.ops.call import checks
+from fwlab.ops import _operation as operation
 
 
 class SegmentState(NamedTuple):
-    """The state of one layer: keys and values, concatenated.
+    """Hold the state of one layer: keys and values, concatenated.
 
     - `memory`: `[batch, up to memory, heads, 2 * width]`, of the tokens
       before the segment.
@@ -50,7 +50,7 @@ def shift_rows(scores: Tensor) -> Tensor:
 
 
 class RelativeAttention(Causal):
-    r"""Causal attention to a segment and to the segment memory before it.
+    r"""Attend to a segment and to the segment memory before it.
 
     With $q_i = W_q x_i$ per head of width $d$, key $j$ gets the score
 
@@ -93,7 +93,7 @@ class RelativeAttention(Causal):
         self.register_buffer("codes", codes, persistent=False)
 
     def state_size(self, time: int | None = None) -> int:
-        """Number of scalars in the state of one sequence.
+        """Count the scalars in the state of one sequence.
 
         - `time`: tokens so far; None = the maximum over all lengths.
         """
@@ -102,20 +102,14 @@ class RelativeAttention(Causal):
         done = (time - 1) % self.segment + 1 if time else 0
         return 2 * self.d_model * (min(time - done, self.memory) + done)
 
-    def prefill(
-        self,
-        x: Tensor,
-        state: SegmentState | None = None,
-        key_mask: Tensor | None = None,
-        implementation: str = "auto",
-        cu_seqlens: Tensor | None = None,
-    ) -> tuple[Tensor, SegmentState]:
-        x = self._checked(x, key_mask, cu_seqlens)
+    def _mix(self, x: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
+        """Attend segment by segment, each to itself and to the memory before it."""
+        key_mask, names = options["key_mask"], ("auto", "naive")
         arguments.choice(
-            "TransformerXL", ("auto", "naive"), implementation=implementation
+            "TransformerXL", names, implementation=options["implementation"]
         )
         batch, time, _ = x.shape
-        q, new = split_heads(self.to_q(x), self.heads), self._keys_and_values(x)
+        q, new = self._per_head(self.to_q(x)), self._keys_and_values(x)
         empty = new[:, :0]
         if state is None:
             state = SegmentState(empty, empty, None)
@@ -158,27 +152,32 @@ class RelativeAttention(Causal):
     def _check_state(self, state: SegmentState, like: Tensor) -> None:
         """Check that a state has sizes that are possible for this layer."""
         layer, (batch, _, *widths) = "TransformerXL", like.shape
-        checks.state_kind(layer, state, SegmentState)
+        operation.check_state(layer, state, SegmentState)
         memory, segment, mask = state
         for name, part, maximum in (
             ("state.memory", memory, self.memory),
             ("state.segment", segment, self.segment),
         ):
-            shape = (batch, min(checks.time_of(part, 4), maximum), *widths)
-            checks.state_part(layer, name, part, shape, like.dtype, like)
+            shape = (batch, min(operation.time_of(part, 4), maximum), *widths)
+            operation.check_part(layer, name, part, shape, like.dtype, like)
         if mask is not None:
             past = memory.shape[1] + segment.shape[1]
-            checks.mask(layer, "state.mask", mask, like, batch=batch, past=past)
+            operation.check_mask(
+                layer, "state.mask", mask, like, batch=batch, past=past
+            )
 
-    # In one tensor, since memory, segment and mask treat them alike.
+    def _per_head(self, x: Tensor) -> Tensor:
+        """Split `[..., d_model]` into `[..., heads, width]`."""
+        return x.unflatten(-1, (self.heads, -1))
+
     def _keys_and_values(self, x: Tensor) -> Tensor:
-        k, v = (
-            split_heads(project(x), self.heads) for project in (self.to_k, self.to_v)
+        """Make both in one tensor, since memory, segment and mask treat them alike."""
+        return torch.cat(
+            [self._per_head(self.to_k(x)), self._per_head(self.to_v(x))], -1
         )
-        return torch.cat([k, v], -1)
 
     def _attend(self, q: Tensor, keys_values: Tensor, real: Tensor | None) -> Tensor:
-        """Attention of the last steps to all: `[batch, time, heads, width]`."""
+        """Let the last steps attend to all: `[batch, time, heads, width]`."""
         time, count = q.shape[1], keys_values.shape[1]
         k, v = keys_values.chunk(2, -1)
         scores = torch.einsum("bihd,bjhd->bhij", q + self.content_bias, k)
@@ -194,10 +193,10 @@ class RelativeAttention(Causal):
         return torch.einsum("bhij,bjhd->bihd", weights, v)
 
     def _by_distance(self, q: Tensor, count: int) -> Tensor:
-        """Scores by decreasing distance: `[batch, heads, time, count]`."""
+        """Compute scores by decreasing distance: `[batch, heads, time, count]`."""
         codes = self.codes[:count].flip(0)
         if q.shape[1] > 1 or not plain(self.to_r):
-            r = split_heads(self.to_r(codes), self.heads)
+            r = self._per_head(self.to_r(codes))
             return torch.einsum("bihd,jhd->bhij", q, r)
         # For one query it is cheaper to project the query than the codes.
         W: Any = self.to_r.weight
@@ -206,7 +205,7 @@ class RelativeAttention(Causal):
 
 
 class TransformerXL(Causal):
-    r"""A stack of attention layers with segment memory (Dai et al. 2019).
+    r"""Stack attention layers with segment memory (Dai et al. 2019).
 
     The sequence is split into segments. A token sees its own segment up to itself and,
     in every layer, the `memory` tokens before the segment. A stack of $n$ layers thus
@@ -238,6 +237,8 @@ class TransformerXL(Causal):
     Source: arXiv:1901.02860, section 3 and appendix B.
     """
 
+    first_layer = "blocks.0.expand"
+
     def __init__(
         self,
         d_model: int,
@@ -263,7 +264,7 @@ class TransformerXL(Causal):
         )
 
     def state_size(self, time: int | None = None) -> int:
-        """Number of scalars in the state of one sequence, over all layers.
+        """Count the scalars in the state of one sequence, over all layers.
 
         Two vectors, key and value, per layer and token.
 
@@ -273,62 +274,27 @@ class TransformerXL(Causal):
         """
         return sum(block.mixer.state_size(time) for block in self.blocks)
 
-    def _first(self) -> nn.Module:
-        return self.blocks[0].expand
-
-    def forward(
-        self,
-        x: Tensor,
-        key_mask: Tensor | None = None,
-        implementation: str = "auto",
-        cu_seqlens: Tensor | None = None,
-    ) -> Tensor:
-        x = self._checked(x, key_mask, cu_seqlens)
-        for block in self.blocks:
-            x = block(x, key_mask, implementation)
-        return x
-
-    def prefill(
-        self,
-        x: Tensor,
-        state: list[SegmentState] | None = None,
-        key_mask: Tensor | None = None,
-        implementation: str = "auto",
-        cu_seqlens: Tensor | None = None,
-    ) -> tuple[Tensor, list[SegmentState]]:
-        x = self._checked(x, key_mask, cu_seqlens)
-        after: list[SegmentState] = []
-        for block, part in zip(self.blocks, self._parts(state), strict=True):
-            x, part = block.prefill(x, part, key_mask, implementation)
-            after.append(part)
-        return x, after
-
-    def step(
-        self, x: Tensor, state: list[SegmentState] | None = None
-    ) -> tuple[Tensor, list[SegmentState]]:
-        check_input(
-            "TransformerXL", "x", x, "batch d_model", self.d_model, self._first()
-        )
-        after: list[SegmentState] = []
-        for block, part in zip(self.blocks, self._parts(state), strict=True):
-            x, part = block.step(x, part)
-            after.append(part)
-        return x, after
-
-    def _parts(self, state: Any) -> Any:
-        """The state of each layer; None = start of text."""
-        layers = len(self.blocks)
+    def _mix(self, x: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
+        """Pass through the blocks, each with its own part of the state."""
+        layers, return_state = len(self.blocks), options.pop("return_state")
+        if not return_state:
+            for block in self.blocks:
+                x = block(x, **options)
+            return x, None
         if state is None:
-            return [None] * layers
+            state = [None] * layers
         if not isinstance(state, list | tuple):
-            kind = type(state).__name__
             raise TypeError(
                 "TransformerXL: expected state to be a list with a SegmentState per "
-                f"layer, got {kind}"
+                f"layer, got {type(state).__name__}"
             )
         if len(state) != layers:
             raise ValueError(
                 f"TransformerXL: expected state with {layers} parts, one per layer, "
                 f"got {len(state)}"
             )
-        return state
+        after: list[SegmentState] = []
+        for block, part in zip(self.blocks, state, strict=True):
+            x, part = block.prefill(x, part, **options)
+            after.append(part)
+        return x, after

@@ -32,7 +32,7 @@ class EncoderBlock(Block):
 
     def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
         h = self.norm_mixer(x)
-        return self._mlp(x + self.dropout(self.mixer(h, h, key_mask)))
+        return self._mix_channels(x + self.dropout(self.mixer(h, h, key_mask)))
 
 
 class DecoderBlock(Block):
@@ -56,14 +56,14 @@ class DecoderBlock(Block):
         y, state = self.mixer.prefill(self.norm_mixer(x), state, key_mask)
         x = x + self.dropout(y)
         x = x + self.dropout(self.cross.read(self.norm_cross(x), source))
-        return self._mlp(x), state
+        return self._mix_channels(x), state
 
     def read_one(self, x: Tensor, source: Any, state: Any) -> tuple[Tensor, Any]:
         y, state = self.mixer.step(self.norm_mixer(x), state)
         x = x + self.dropout(y)
         y = self.cross.read(self.norm_cross(x)[:, None], source)[:, 0]
         x = x + self.dropout(y)
-        return self._mlp(x), state
+        return self._mix_channels(x), state
 
 
 class EncoderDecoder(nn.Module):
@@ -122,6 +122,7 @@ class EncoderDecoder(nn.Module):
         sizes = {"source_vocab": source_vocab, "target_vocab": target_vocab}
         sizes |= {"layers": layers, "d_model": d_model}
         arguments.integers("EncoderDecoder", 1, **sizes)
+        rule = rule.replace("-", "_") if isinstance(rule, str) else rule
         arguments.choice("EncoderDecoder", RULES, rule=rule)
         if attention != "softmax" and not isinstance(attention, FeatureMap):
             raise TypeError(

@@ -13,6 +13,9 @@ from torch import Tensor
 from fwlab.models.language_model import MIXERS, Mixer
 from fwlab.models.latent_attention import LatentAttention
 
+#: Where a layer of fast weights has the projection of its write strength, and its decay.
+BETA, DECAY = "gates.beta.projection", "gates.log_decay"
+
 
 class Configuration:
     """The values of a `config.json`.
@@ -167,12 +170,12 @@ def kimi_linear(c: Configuration) -> Family:
             names |= {"kv_a_layernorm": "latent_norm", "kv_b_proj": "to_kv"}
             pieces += _layer(i, "self_attn.", names | {"o_proj": "to_out"})
         else:
-            names = _SOFTMAX | {"b_proj": "to_beta", "o_norm": "out_norm"}
-            for gate, ours in (("f", "to_alpha"), ("g", "to_gate")):
+            names = _SOFTMAX | {"b_proj": BETA, "o_norm": "out_norm"}
+            for gate, ours in (("f", f"{DECAY}.projection"), ("g", "to_gate")):
                 low_rank = {"a": f"{ours}.0", "b": f"{ours}.1"}
                 names |= {f"{gate}_{part}_proj": at for part, at in low_rank.items()}
             pieces += _layer(i, "self_attn.", names)
-            rate, bias = {"A_log": "log_rate"}, {"dt_bias": "alpha_bias"}
+            rate, bias = {"A_log": f"{DECAY}.log_rate"}, {"dt_bias": f"{DECAY}.bias"}
             pieces += _layer(i, "self_attn.", rate, form=lambda w: w.view(1, 1, -1, 1))
             pieces += _layer(i, "self_attn.", bias, form=Tensor.flatten)
             pieces += _short_convolutions(i, "self_attn.")
@@ -191,7 +194,7 @@ def delta_net(c: Configuration) -> Family:
         **{"like": "delta-net", "heads": heads, "head_width": keys},
         **{"expand_v": values / keys, "out_gate": bool(c.get("use_gate", False))},
     }
-    return _flash_linear_attention(c, "delta", fast, _SOFTMAX | {"b_proj": "to_beta"})
+    return _flash_linear_attention(c, "delta", fast, _SOFTMAX | {"b_proj": BETA})
 
 
 def gated_deltanet(c: Configuration) -> Family:
@@ -223,10 +226,10 @@ FAMILIES: dict[str, Callable[[Configuration], Family]] = {
 
 #: Published names of projections and gates in a layer, and ours.
 _SOFTMAX = {f"{name}_proj": f"to_{name}" for name in "qkv"} | {"o_proj": "to_out"}
-_GATES = {"A_log": "log_rate", "dt_bias": "alpha_bias"}
+_GATES = {"A_log": f"{DECAY}.log_rate", "dt_bias": f"{DECAY}.bias"}
 _APART = {
     **_SOFTMAX,
-    **{"a_proj": "to_alpha", "b_proj": "to_beta", "o_norm": "out_norm"},
+    **{"a_proj": f"{DECAY}.projection", "b_proj": BETA, "o_norm": "out_norm"},
     **_GATES,
 }
 
@@ -272,7 +275,7 @@ def _qwen(c: Configuration, projections: Callable[[Configuration, int], list]):
 def _qkv_z_b_a(c: Configuration, i: int) -> list[Piece]:
     """Projections of Qwen3.5."""
     qkv = Piece(_there(i, "linear_attn.in_proj_qkv"), _names(i, "to_q", "to_k", "to_v"))
-    rest = {"z": "to_gate", "b": "to_beta", "a": "to_alpha"}
+    rest = {"z": "to_gate", "b": BETA, "a": f"{DECAY}.projection"}
     names = {f"in_proj_{name}": ours for name, ours in rest.items()}
     return [qkv, *_layer(i, "linear_attn.", names)]
 
@@ -280,10 +283,11 @@ def _qkv_z_b_a(c: Configuration, i: int) -> list[Piece]:
 def _qkvz_ba(c: Configuration, i: int) -> list[Piece]:
     """Projections of Qwen3-Next, joined for each head of keys."""
     heads = c["linear_num_key_heads"]
-    four, two = _names(i, "to_q", "to_k", "to_v", "to_gate"), ("to_beta", "to_alpha")
+    four = _names(i, "to_q", "to_k", "to_v", "to_gate")
+    two = _names(i, BETA, f"{DECAY}.projection")
     return [
         Piece(_there(i, "linear_attn.in_proj_qkvz"), four, heads),
-        Piece(_there(i, "linear_attn.in_proj_ba"), _names(i, *two), heads),
+        Piece(_there(i, "linear_attn.in_proj_ba"), two, heads),
     ]
 
 
@@ -391,7 +395,7 @@ def _names(i: int, *names: str) -> tuple[str, ...]:
 
 
 def _weight(name: str) -> str:
-    bare = name.endswith(("A_log", "dt_bias", "log_rate", "alpha_bias"))
+    bare = name.endswith(("A_log", "dt_bias", "log_rate", ".bias"))
     return name if bare else f"{name}.weight"
 
 

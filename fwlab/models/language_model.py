@@ -27,9 +27,9 @@ from fwlab.layers import (
 )
 from fwlab.layers.block import new_norm, usual_d_ff
 from fwlab.layers.fast_weight_attention import RULES
-from fwlab.layers.heads import run
+from fwlab.layers.one_token import call
 from fwlab.models.tokens import check_tokens, tied_logits
-from fwlab.ops.call import checks, packed
+from fwlab.ops import _operation as operation
 
 
 class Size(NamedTuple):
@@ -355,7 +355,7 @@ class LanguageModel(nn.Module):
                 raise ValueError(
                     "LanguageModel: expected cu_seqlens or key_mask, got both"
                 )
-            checks.documents("LanguageModel", cu_seqlens, len(tokens))
+            operation.check_borders("LanguageModel", cu_seqlens, tokens)
             for block in self.blocks:
                 if not getattr(block, "packs", False):
                     mixer = type(getattr(block, "mixer", block)).__name__
@@ -479,7 +479,7 @@ class LanguageModel(nn.Module):
         x = self.embedding(tokens)
         longest, lengths = _longest(end), None
         if cu_seqlens is not None and self.max_len is not None:
-            lengths = packed.lengths("LanguageModel", cu_seqlens, tokens.shape[1])
+            lengths = cu_seqlens.diff().tolist()
             longest = max(lengths)
         if self.max_len is not None and longest > self.max_len:
             raise ValueError(
@@ -499,9 +499,9 @@ class LanguageModel(nn.Module):
         return self.dropout(x) if self.dropout.p else x
 
     def _logits(self, x: Tensor) -> Tensor:
-        x = run(self.norm, x)
+        x = call(self.norm, x)
         if self.to_logits is not None:
-            return run(self.to_logits, x)
+            return call(self.to_logits, x)
         return tied_logits(x, self.embedding, self.vocab_size)
 
     @torch.no_grad()
@@ -537,7 +537,7 @@ class LanguageModel(nn.Module):
         last `max_len` tokens, and warns once. In training mode dropout
         acts here, too: call `eval()` first.
         """
-        checks.ordinary("generate", "prompt", prompt)
+        operation.check_dense("generate", "prompt", prompt)
         if prompt.dim() != 2 or prompt.shape[1] == 0:
             raise ValueError(
                 "generate: expected prompt of shape [batch, time] with at least one "
@@ -546,7 +546,9 @@ class LanguageModel(nn.Module):
         if key_mask is None:
             key_mask = torch.ones_like(prompt, dtype=torch.bool)
         batch, time = prompt.shape
-        checks.mask("generate", "key_mask", key_mask, prompt, batch=batch, time=time)
+        operation.check_mask(
+            "generate", "key_mask", key_mask, prompt, batch=batch, time=time
+        )
         arguments.integers("generate", 0, max_new_tokens=max_new_tokens)
         if stop is not None:
             arguments.integers("generate", 0, stop=stop)
@@ -606,7 +608,7 @@ def _stack(mixer: Any, layers: int) -> list[Mixer]:
         counted = [(each, 1) for each in mixer]
     for each, _ in counted:
         if not isinstance(each, Mixer):
-            arguments.choice("LanguageModel", MIXERS, mixer=each)
+            arguments.choice("LanguageModel", MIXERS, mixer=_hyphens(each))
     total = sum(count for _, count in counted)
     if not total or layers % total:
         raise ValueError(
@@ -614,7 +616,7 @@ def _stack(mixer: Any, layers: int) -> list[Mixer]:
             f"layers={layers}, got {total}"
         )
     period = [
-        each if isinstance(each, Mixer) else MIXERS[each]
+        each if isinstance(each, Mixer) else MIXERS[_hyphens(each)]
         for each, count in counted
         for _ in range(count)
     ]
@@ -624,6 +626,11 @@ def _stack(mixer: Any, layers: int) -> list[Mixer]:
             f"only one, got {mixer!r}"
         )
     return period * (layers // total)
+
+
+def _hyphens(mixer: Any) -> Any:
+    """Spell the name of a mixer as `MIXERS` does: `gated_delta` is "gated-delta"."""
+    return mixer.replace("_", "-") if isinstance(mixer, str) else mixer
 
 
 def _counted(part: str) -> tuple[str, int]:
@@ -676,9 +683,9 @@ def _real_first(
     - Raises `ValueError` or `TypeError` for wrong tokens or a wrong mask.
     """
     if key_mask is not None:
-        checks.ordinary("LanguageModel", "tokens", tokens)
+        operation.check_dense("LanguageModel", "tokens", tokens)
         sizes = dict(zip(("batch", "time"), tokens.shape, strict=False))
-        checks.mask("LanguageModel", "key_mask", key_mask, tokens, **sizes)
+        operation.check_mask("LanguageModel", "key_mask", key_mask, tokens, **sizes)
         if tokens.shape == key_mask.shape:
             tokens = tokens.where(key_mask, 0)
     check_tokens("LanguageModel", "tokens", tokens, vocab_size)

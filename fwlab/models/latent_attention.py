@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fwlab import ops
-from fwlab.layers.causal import Causal
-from fwlab.layers.heads import run, split_heads
+from fwlab.layers.causal import Causal, with_state
 
 
 class LatentAttention(Causal):
@@ -41,32 +40,18 @@ class LatentAttention(Causal):
         self.to_kv = nn.Linear(latent, heads * (own + value), bias=False)
         self.to_out = nn.Linear(heads * value, d_model, bias=False)
 
-    def state_size(self, time: int) -> int:
+    def state_size(self, time: int) -> int:  # type: ignore[override]
         """Number of scalars in the state of one sequence after `time` tokens."""
         own, shared, value = self.sizes
         return time * self.heads * (own + shared + value)
 
-    def prefill(
-        self,
-        x: Tensor,
-        state: Any = None,
-        key_mask: Tensor | None = None,
-        implementation: str = "auto",
-        cu_seqlens: Tensor | None = None,
-    ) -> tuple[Tensor, Any]:
-        x = self._checked(x, key_mask, cu_seqlens)
+    def _mix(self, x: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
+        """Make keys and values from shared channels, and attend."""
         own, shared, value = self.sizes
         latent, rest = self.to_latent(x).split([self.latent, shared], -1)
-        kv = split_heads(self.to_kv(run(self.latent_norm, latent)), self.heads)
+        kv = self.to_kv(self.latent_norm(latent)).unflatten(-1, (self.heads, -1))
         k, v = kv.split([own, value], -1)
-        rest = rest.unsqueeze(2).expand(-1, -1, self.heads, -1)
-        y, state = ops.softmax_attention(
-            split_heads(self.to_q(x), self.heads),
-            torch.cat([k, rest], -1),
-            v,
-            key_mask=key_mask,
-            state=state,
-            return_state=True,
-            implementation=implementation,
-        )
+        k = torch.cat([k, rest.unsqueeze(2).expand(-1, -1, self.heads, -1)], -1)
+        q = self.to_q(x).unflatten(-1, (self.heads, -1))
+        y, state = with_state(ops.softmax_attention(q, k, v, state=state, **options))
         return self.to_out(y.flatten(-2)), state

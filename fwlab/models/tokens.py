@@ -5,13 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fwlab.ops.call import checks
-from fwlab.transforms import traced
+from fwlab.feature_maps import needs_plain_formula
+from fwlab.ops import _operation as operation
 
 
 def check_tokens(model: str, argument: str, tokens: Tensor, vocab_size: int) -> None:
     """Check that tokens are integers `[batch, time]` in the vocabulary."""
-    checks.ordinary(model, argument, tokens)
+    operation.check_dense(model, argument, tokens)
     if tokens.dim() != 2:
         raise ValueError(
             f"{model}: expected {argument} of shape [batch, time], "
@@ -23,7 +23,7 @@ def check_tokens(model: str, argument: str, tokens: Tensor, vocab_size: int) -> 
         )
     # On an accelerator this check would wait for the device. A call that is
     # traced or transformed has no values.
-    if not traced() and tokens.device.type == "cpu" and tokens.numel():
+    if not needs_plain_formula() and tokens.device.type == "cpu" and tokens.numel():
         minimum, maximum = (x.item() for x in tokens.aminmax())
         if minimum < 0 or maximum >= vocab_size:
             raise ValueError(

@@ -1,13 +1,9 @@
 """The mathematics, as functions of tensors, without parameters."""
 
-from fwlab.ops.additive.rules.gated import GATED_RULE, gated_rule
-from fwlab.ops.additive.rules.sum import SUM_RULE, sum_rule
+from typing import Any
+
+from fwlab.ops._operation import Kernel
 from fwlab.ops.aft import (
-    AFT_CONV,
-    AFT_CONV2D,
-    AFT_FULL,
-    AFT_LOCAL,
-    AFT_SIMPLE,
     KeysAndValues,
     RunningMean,
     WindowState,
@@ -17,58 +13,37 @@ from fwlab.ops.aft import (
     aft_local,
     aft_simple,
 )
-from fwlab.ops.call import choice, whole
-from fwlab.ops.call.call import Operation
-from fwlab.ops.correcting.rules.comba import COMBA_RULE, comba_rule
-from fwlab.ops.correcting.rules.delta import DELTA_RULE, delta_rule
-from fwlab.ops.correcting.rules.delta_product import (
-    DELTA_PRODUCT,
-    delta_product,
-)
-from fwlab.ops.correcting.rules.dpfp_delta import (
-    DPFP_DELTA_RULE,
-    dpfp_delta_rule,
-)
-from fwlab.ops.correcting.rules.gated_delta import (
-    GATED_DELTA_RULE,
-    gated_delta_rule,
-)
-from fwlab.ops.correcting.rules.gated_delta_2 import (
-    GATED_DELTA_RULE_2,
-    gated_delta_rule_2,
-)
-from fwlab.ops.correcting.rules.implicit_delta import (
-    IMPLICIT_DELTA_RULE,
-    implicit_delta_rule,
-)
-from fwlab.ops.correcting.rules.kimi import (
-    KIMI_DELTA_RULE,
-    kimi_delta_rule,
-)
-from fwlab.ops.correcting.rules.rwkv7 import RWKV7_RULE, rwkv7_rule
+from fwlab.ops.delta.comba import comba_rule
+from fwlab.ops.delta.delta import delta_rule
+from fwlab.ops.delta.delta_product import delta_product
+from fwlab.ops.delta.gated_delta import gated_delta_rule
+from fwlab.ops.delta.gated_delta_2 import gated_delta_rule_2
+from fwlab.ops.delta.implicit_delta import implicit_delta_rule
+from fwlab.ops.delta.kimi import kimi_delta_rule
+from fwlab.ops.delta.rwkv7 import rwkv7_rule
 from fwlab.ops.feedback import (
-    FEEDBACK,
     FeedbackState,
     FeedbackWeights,
     feedback,
     feedback_attention,
 )
-from fwlab.ops.fwp import FWP, fwp
-from fwlab.ops.parts.state import (
+from fwlab.ops.fwp import fwp
+from fwlab.ops.linear.gated import gated_rule
+from fwlab.ops.linear.sum import sum_rule
+from fwlab.ops.softmax import softmax_attention
+from fwlab.ops.states import (
     ConvState,
     KeyValueCache,
     NormalizedState,
     ScaledState,
     detach,
 )
-from fwlab.ops.softmax import SOFTMAX_ATTENTION, softmax_attention
 
 __all__ = [
     "fwp",
     "sum_rule",
     "gated_rule",
     "delta_rule",
-    "dpfp_delta_rule",
     "gated_delta_rule",
     "kimi_delta_rule",
     "gated_delta_rule_2",
@@ -97,33 +72,11 @@ __all__ = [
     "FeedbackState",
 ]
 
-TABLE: dict[str, Operation] = {
-    operation.name: operation
-    for operation in (
-        FWP,
-        SUM_RULE,
-        GATED_RULE,
-        DELTA_RULE,
-        DPFP_DELTA_RULE,
-        GATED_DELTA_RULE,
-        KIMI_DELTA_RULE,
-        GATED_DELTA_RULE_2,
-        COMBA_RULE,
-        IMPLICIT_DELTA_RULE,
-        DELTA_PRODUCT,
-        RWKV7_RULE,
-        SOFTMAX_ATTENTION,
-        AFT_SIMPLE,
-        AFT_FULL,
-        AFT_LOCAL,
-        AFT_CONV,
-        AFT_CONV2D,
-        FEEDBACK,
-    )
-}
-"""The records of all operations, by name: see `Operation`."""
 
-whole.FUNCTIONS.update((name, globals()[name]) for name in TABLE)
+TABLE: dict[str, Any] = {
+    name: globals()[name] for name in __all__ if hasattr(globals().get(name), "forms")
+}
+"""The operations by name. Each has `forms`: the ways to compute it, simplest first."""
 
 
 def implementations(op: str) -> tuple[str, ...]:
@@ -137,7 +90,9 @@ def implementations(op: str) -> tuple[str, ...]:
         ('naive', 'efficient')
     """
     if not isinstance(op, str) or op not in TABLE:
-        raise ValueError(
-            f"expected op to be one of {', '.join(TABLE)}, got {op!r}"
-        )
-    return choice.usable(TABLE[op].implementations)
+        raise ValueError(f"expected op to be one of {', '.join(TABLE)}, got {op!r}")
+    return tuple(
+        name
+        for name, form in TABLE[op].forms.items()
+        if not isinstance(form, Kernel) or form.why_not() is None
+    )

@@ -1,11 +1,10 @@
-"""Tiles of matrices in the registers and shared memory of a GPU.
+"""Hold tiles of matrices in the registers and shared memory of a GPU.
 
-What the kernels of the fast weight rules have in common: a program
-loads a chunk of C steps of one head as a tile `[C, columns]`, and
-products of tiles stay in registers. All loads take `origin`, the row of
-the chunk's first step in a tensor `[batch, time, heads, width]`; `t`,
-the indices 0 to C - 1 of its steps; and `remaining`, the number of
-steps from `origin` to the end of the sequence.
+What the kernels of the fast weight rules have in common: a program loads a chunk of C
+steps of one head as a tile `[C, columns]`, and products of tiles stay in registers. All
+loads take `origin`, the row of the chunk's first step in a tensor `[batch, time, heads,
+width]`; `t`, the indices 0 to C - 1 of its steps; and `remaining`, the number of steps
+from `origin` to the end of the sequence.
 """
 
 from typing import Any
@@ -14,6 +13,18 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+
+@triton.jit
+def this_chunk(time, heads, programs, C: tl.constexpr):
+    """Return the index of a program's chunk, its first row, and the steps from there.
+
+    - `programs`: heads of all sequences.
+    """
+    index = tl.program_id(0).to(tl.int64)
+    program, n = index % programs, index // programs
+    start = program // heads * time * heads + program % heads
+    return index, start + n * C * heads, (time - n * C).to(tl.int32)
 
 
 @triton.jit
@@ -28,9 +39,7 @@ def rows(
     column = first + tl.arange(0, B)
     inside = (t < remaining)[:, None] & (column < width)[None, :]
     return tl.load(
-        x + origin * width + _offsets(t, heads, column, width),
-        mask=inside,
-        other=0.0,
+        x + origin * width + _offsets(t, heads, column, width), mask=inside, other=0.0
     )
 
 
@@ -48,7 +57,7 @@ def put_rows(
 
 @triton.jit
 def _offsets(t, heads, column, width: tl.constexpr):
-    """Where the columns of these steps are, counted from `origin`."""
+    """Return where the columns of these steps are, counted from `origin`."""
     return t[:, None] * (heads * width) + column[None, :]
 
 
@@ -62,9 +71,7 @@ def scalars(x, origin, t, remaining, heads, empty):
         value = tl.full(t.shape, 1.0, tl.float32)
     else:
         where = x + origin + t * heads
-        value = tl.load(where, mask=t < remaining, other=empty).to(
-            tl.float32
-        )
+        value = tl.load(where, mask=t < remaining, other=empty).to(tl.float32)
     return value
 
 
@@ -75,106 +82,17 @@ def put_scalars(x, value, origin, t, remaining, heads):
 
 
 @triton.jit
-def features(
-    x, total, origin, t, remaining, heads, first,
-    K: tl.constexpr, B: tl.constexpr, NU: tl.constexpr,
-):  # fmt: skip
-    r"""Load features `[C, B]`, or make DPFP features of keys.
-
-    With `NU` > 0, `x` holds keys of width $d = K / 2\nu$, and feature
-    $c$ is a product of two entries of $r = \mathrm{ReLU}([x; -x])$
-    (Eq. 37): this loads $d$ scalars per step instead of $2 d \nu$.
-    `total`, if given, is the sum that Eq. 29 divides by.
-    """
-    if NU == 0:
-        phi = rows(x, origin, t, remaining, heads, first, K, B)
-    else:
-        D: tl.constexpr = K // (2 * NU)
-        c = first + tl.arange(0, B)
-        i, j = _pair(c, D)
-        phi = _half(x, origin, t, remaining, heads, i, c < K, D)
-        phi *= _half(x, origin, t, remaining, heads, j, c < K, D)
-        if total is not None:
-            s = scalars(total, origin, t, remaining, heads, 0.0)
-            phi *= reciprocal(s)[:, None]
-    return phi
-
-
-@triton.jit
-def queries_and_keys(
-    q, k, q_total, k_total, origin, t, remaining, heads, first,
-    K: tl.constexpr, B: tl.constexpr, NU: tl.constexpr,
-):  # fmt: skip
-    """`features` of both."""
-    query = features(
-        q, q_total, origin, t, remaining, heads, first, K, B, NU
-    )
-    key = features(
-        k, k_total, origin, t, remaining, heads, first, K, B, NU
-    )
-    return query, key
-
-
-@triton.jit
-def _pair(c, D: tl.constexpr):
-    """The two entries of r whose product is feature c."""
-    i = c % (2 * D)
-    return i, (i + c // (2 * D) + 1) % (2 * D)
-
-
-@triton.jit
-def _half(x, origin, t, remaining, heads, i, inside, D: tl.constexpr):
-    """Entries `i` of `ReLU([x; -x])`."""
-    inside = (t < remaining)[:, None] & inside[None, :]
-    r = tl.load(
-        x + origin * D + _offsets(t, heads, i % D, D),
-        mask=inside,
-        other=0.0,
-    ).to(tl.float32)
-    return tl.maximum(tl.where((i < D)[None, :], r, -r), 0.0)
-
-
-@triton.jit
-def features_backward(
-    dphi, x, origin, t, remaining, heads, first,
-    K: tl.constexpr, B: tl.constexpr, NU: tl.constexpr,
-    BD: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """The gradient `[C, BD]` of `x` from the gradient of B features.
-
-    Feature c depends on two entries of x, at i and j modulo D. A
-    product with a matrix of zeros and signs adds its gradient to both.
-    """
-    D: tl.constexpr = K // (2 * NU)
-    c = first + tl.arange(0, B)
-    column = tl.arange(0, BD)
-    i, j = _pair(c, D)
-    a = _half(x, origin, t, remaining, heads, i, c < K, D)
-    b = _half(x, origin, t, remaining, heads, j, c < K, D)
-    to_i = tl.where((i % D)[:, None] == column[None, :], 1.0, 0.0)
-    to_j = tl.where((j % D)[:, None] == column[None, :], 1.0, 0.0)
-    to_i = tl.where((i < D)[:, None], to_i, -to_i)
-    to_j = tl.where((j < D)[:, None], to_j, -to_j)
-    dx = tl.dot(
-        tl.where(a > 0, dphi * b, 0.0), to_i, input_precision=PRECISION
-    )
-    return dx + tl.dot(
-        tl.where(b > 0, dphi * a, 0.0), to_j, input_precision=PRECISION
-    )
-
-
-@triton.jit
 def product(a, b, TYPE: tl.constexpr, PRECISION: tl.constexpr):
-    """A matrix product in `TYPE`, summed in float32."""
+    """Multiply matrices in `TYPE`, with sums in float32."""
     return tl.dot(a.to(TYPE), b.to(TYPE), input_precision=PRECISION)
 
 
 @triton.jit
 def row_products(a, b, TYPE: tl.constexpr, PRECISION: tl.constexpr):
-    """Products `[M, N]` of the rows of `a` and `b`, in `TYPE`.
+    """Multiply the rows of `a` and `b` in `TYPE`: `[M, N]`.
 
-    Wide rows are cut into pieces of 64 columns, one for each warp: in
-    one product, every warp would hold all of both factors.
+    Wide rows are cut into pieces of 64 columns, one for each warp: in one product,
+    every warp would hold all of both factors.
     """
     M: tl.constexpr = a.shape[0]
     N: tl.constexpr = b.shape[0]
@@ -195,7 +113,7 @@ def row_products(a, b, TYPE: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def split(x):
-    r"""$x = f\, 2^p$, exactly: $|f|$ from 1 to 2, and a whole $p$.
+    r"""Split $x = f\, 2^p$ exactly: $|f|$ from 1 to 2, and a whole $p$.
 
     0 becomes $2^{-1000}$, which is 0 again in any product.
     """
@@ -214,10 +132,9 @@ def put_decays(
 ):  # fmt: skip
     r"""Compute and store what `decays` loads; returns $\Gamma$.
 
-    $\Gamma_{ij} = \gamma_i / \gamma_j$, as quotients of $f\, 2^p$,
-    whose powers are whole numbers: a decay may be 0, and one strong
-    decay does not make those after it less precise. All other kernels
-    load $\Gamma$: to make it again takes longer.
+    $\Gamma_{ij} = \gamma_i / \gamma_j$, as quotients of $f\, 2^p$, whose powers are
+    whole numbers: a decay may be 0, and one strong decay does not make those after it
+    less precise. All other kernels load $\Gamma$: to make it again takes longer.
     """
     d = scalars(decay, origin, t, remaining, heads, 1.0)
     f, p = split(d)
@@ -238,7 +155,7 @@ def decays(
     gammas, products, index, origin, t, remaining, heads,
     C: tl.constexpr,
 ):  # fmt: skip
-    r"""$\gamma$ `[C]`, $\Gamma$ `[C, C]`, its last row, and $\gamma_C$.
+    r"""Load $\gamma$ `[C]`, $\Gamma$ `[C, C]`, its last row, and $\gamma_C$.
 
     Without `gammas` and `products` there is no decay.
     """
@@ -260,14 +177,14 @@ def decays(
 
 @triton.jit
 def causal_mask(C: tl.constexpr):
-    """`[C, C]`: 1 on and below the diagonal, and 0 above."""
+    """Return `[C, C]`: 1 on and below the diagonal, and 0 above."""
     i = tl.arange(0, C)
     return tl.where(i[:, None] >= i[None, :], 1.0, 0.0)
 
 
 @triton.jit
 def reciprocal(x):
-    """1 / x, and 0 where x is 0."""
+    """Return 1 / x, and 0 where x is 0."""
     return tl.where(x == 0, 0.0, 1.0 / tl.where(x == 0, 1.0, x))
 
 
@@ -276,7 +193,7 @@ def state_tile(
     first, first_key, V: tl.constexpr, K: tl.constexpr,
     BV: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Offsets of a tile in a state `[V, K]`, and which are inside.
+    """Return the offsets of a tile in a state `[V, K]`, and which are inside.
 
     The tile begins at row `first` and column `first_key`.
     """
@@ -285,25 +202,30 @@ def state_tile(
     return at, (value < V)[:, None] & (key < K)[None, :]
 
 
+def count(length: int, size: int) -> int:
+    """Return how many tiles hold `length`; the last may be smaller."""
+    return -(-length // size)
+
+
 def padded_width(width: int) -> int:
-    """The smallest power of two from `width` on, at least 16.
+    """Return the smallest power of two from `width` on, at least 16.
 
     Triton's matrix product needs such a width.
     """
-    return max(1 << (width - 1).bit_length(), 16)
+    return max(1 << (int(width) - 1).bit_length(), 16)
 
 
 def precision(dtype: torch.dtype) -> str:
-    """How tensor cores multiply scalars in float32.
+    """Say how tensor cores multiply scalars in float32.
 
-    Three products in TF32 have the precision of float32. For
-    half-precision inputs one product is enough.
+    Three products in TF32 have the precision of float32. For half-precision inputs one
+    product is enough.
     """
     return "tf32x3" if dtype == torch.float32 else "tf32"
 
 
 def one_precision(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors in one dtype: float32 if they differ.
+    """Return the tensors in one dtype: float32 if they differ.
 
     Both factors of a product in a kernel have the same dtype.
     """
@@ -313,10 +235,10 @@ def one_precision(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def per_head(gate: Tensor | None) -> Tensor | None:
-    """`[batch, time, heads]` of a gate `[batch, time, heads, 1]`."""
+    """Return `[batch, time, heads]` of a gate `[batch, time, heads, 1]`."""
     return None if gate is None else gate.squeeze(-1)
 
 
 def contiguous(*tensors: Tensor | None) -> Any:
-    """Each tensor as one piece of HBM, which the kernels rely on."""
+    """Return each tensor as one piece of HBM, which the kernels rely on."""
     return tuple(x if x is None else x.contiguous() for x in tensors)

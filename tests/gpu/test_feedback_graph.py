@@ -8,11 +8,15 @@ from functools import partial
 
 import pytest
 import torch
+from alike import error, feedback_weights, rebuild
 
 from fwlab import ops
 from fwlab.ops.feedback import kernels
-from problems import error, rebuild
-from problems.feedback import feedback, weights
+
+
+def feedback(x, *tensors, **options):
+    return ops.feedback(x, ops.FeedbackWeights(*tensors), **options)
+
 
 LONG = 10**9
 HEADS, D, BATCH = 4, 64, 3
@@ -22,7 +26,7 @@ forms = pytest.mark.parametrize("shared", [False, True], ids=["separate", "share
 def make(time, *, shared=False, layers=2, past=0, seed=0, dtype=torch.float32):
     """Leaves on the GPU: the inputs, and a state or None."""
     generator = torch.Generator().manual_seed(seed)
-    w = weights(
+    w = feedback_weights(
         generator,
         layers=layers,
         d=D,

@@ -1,25 +1,50 @@
-"""Every kernel against naive in float64: outputs, states and gradients.
+"""Every kernel against the loops of the fuzzer: outputs, states and gradients.
 
 python -m pytest -m gpu tests/gpu/test_kernels.py
 """
 
+import fuzz
 import pytest
 import torch
 
-from fwlab import ops
-from fwlab.ops.call.choice import Refused
-from fwlab.ops.call.rule import Rule
-from problems.kernels import LIMITS, PROBLEMS
-
-correcting = pytest.importorskip("fwlab.ops.correcting.kernels")
-#: Some segments, and a part of one.
-STEPPED = [
-    one
-    for one in PROBLEMS
-    if one.time in (50, 200)
-    and isinstance(record := ops.TABLE[one.op], Rule)
-    and record.corrects
-    and one.op != "dpfp_delta_rule"
+#: Full and partial chunks and tiles; each width has a kernel of its own.
+RULES = [
+    "time=130 heads=3 key=64 value=64",
+    "time=77 heads=2 key=24 value=40",
+    "time=1 heads=2 key=64 value=64",
+    "time=200 heads=2 key=128 value=128",
+    "time=4 heads=2 key=32 value=64",
+    "time=50 heads=2 key=32 value=64",
+]
+AFT = [
+    "time=130 value=64 window=32",
+    "time=77 value=40 window=16",
+    "time=1 value=40 window=16",
+    "time=700 value=64 window=64",
+    "time=130 value=64 window=32 size=10.0",
+]
+FEEDBACK = [
+    "time=40 layers=2 heads=2 key=32 value=80",
+    "time=34 layers=3 heads=2 key=16 value=40",
+]
+LARGE = [
+    *(
+        f"op={op} {size}"
+        for op in fuzz.RULES
+        for size in RULES
+        if "triton" in fuzz.forms(op)
+    ),
+    *(
+        f"op={op} normalize=1 {size}"
+        for op in ("sum_rule", "gated_rule")
+        for size in RULES
+    ),
+    *(
+        f"op={op} heads=2 {size}"
+        for op in ("aft_simple", "aft_full", "aft_local", "aft_conv")
+        for size in AFT
+    ),
+    *(f"op=feedback fewer={shared} {size}" for shared in (0, 1) for size in FEEDBACK),
 ]
 
 
@@ -32,21 +57,13 @@ def poison():
 
 
 @pytest.mark.filterwarnings("ignore:.*deterministic:UserWarning")
-@pytest.mark.parametrize("dtype", LIMITS)
-@pytest.mark.parametrize("problem", PROBLEMS, ids=[one.key for one in PROBLEMS])
-def test_agrees_with_naive(problem, dtype):
-    try:
-        errors = problem.errors(dtype, "cuda")
-    except Refused as error:  # by design: the record says so
-        pytest.skip(str(error.limit))
-    assert max(errors) <= LIMITS[dtype], errors
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("case", LARGE)
+def test_agrees_with_the_loops(case, dtype):
+    c = fuzz.parsed(f"{case} state=1 implementation=triton device=cuda")
+    assert fuzz.check(c | {"dtype": dtype, "batch": 1}) in (None, "beyond")
 
 
 @pytest.mark.filterwarnings("ignore:.*deterministic:UserWarning")
-@pytest.mark.parametrize("dtype", LIMITS)
-@pytest.mark.parametrize("problem", STEPPED, ids=[one.key for one in STEPPED])
-def test_agrees_step_by_step(problem, dtype, monkeypatch):
-    """As on GPUs without tensor cores, which take any length."""
-    monkeypatch.setattr(correcting, "SHORT", problem.time)
-    errors = problem.errors(dtype, "cuda")
-    assert max(errors) <= LIMITS[dtype], errors
+def test_fixed_cases():
+    assert not fuzz.search(fuzz.fixed(150, implementation="triton", device="cuda"))

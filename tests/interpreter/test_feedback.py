@@ -4,24 +4,45 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import NamedTuple
 
+import fuzz
 import pytest
 import torch
+from alike import (
+    call,
+    error,
+    feedback_weights,
+    parts,
+    problem,
+    rebuild,
+    saved_bytes,
+    weighted,
+)
+from launches import recording
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from fwlab import ops
-from fwlab.ops.call import launcher
+from fwlab.ops import _triton
 from fwlab.ops.feedback import kernels, naive
-from problems import ROWS as ALL
-from problems import error, outcome, parts, problem, rebuild, saved_bytes, weighted
-from problems.feedback import HEADS, feedback, weights
-from problems.row import Row
 
 pytestmark = pytest.mark.slow
-LIMITS = {torch.float32: 1e-5, torch.float16: 2e-3}
-ROWS = {name: row for name, row in ALL.items() if name.startswith("feedback")}
-dtypes = pytest.mark.parametrize("dtype", LIMITS)
-rows = pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+HEADS = 2
+SIZES = "batch=2 heads=2 key=4 value=5 layers=2 window=3 dtype=float32"
+#: Memories per layer, shared, and as they are.
+KINDS = ("", "fewer=1", "edges=1")
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+def drawn(kind="", time=5, **options):
+    return problem(f"op=feedback time={time} state=1 {kind} {SIZES}", **options)
+
+
+def outcome(p, state):
+    """Outputs, states and gradients."""
+    y, after = call(p, state=state, return_state=True, implementation="triton")
+    leaves = [x for x in (*p.x.values(), *parts(state)) if x.requires_grad]
+    gradients = torch.autograd.grad(weighted(y, *parts(after)), leaves)
+    return [y, *parts(after), *gradients]
 
 
 @pytest.fixture
@@ -30,111 +51,20 @@ def small(monkeypatch):
     monkeypatch.setattr(kernels, "TILE", 64)
 
 
-def exactly(x):
-    return x.detach().double().requires_grad_()
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("time", [1, 6])
+@pytest.mark.parametrize("more", ["state=0", "state=1", "mask=some cuts=1"])
+@kinds
+def test_agrees(kind, more, time, dtype, small):
+    c = fuzz.parsed(f"op=feedback {kind} {SIZES} {more} implementation=triton")
+    assert fuzz.check(c | {"time": time, "dtype": dtype}) is None
 
 
-def agrees(row: Row, time: int, dtype: torch.dtype, with_state: bool = True) -> None:
-    """Outputs, final state and all gradients, that of the state too."""
-    inputs, state = problem(row, time, dtype=dtype, with_state=with_state)
-    found = outcome(row, inputs, state, "triton")
-    wanted = outcome(row, [*map(exactly, inputs)], rebuild(state, exactly), "naive")
-    assert found[0].dtype == dtype
-    assert all(x.dtype == torch.float32 for x in found[1:3])
-    for a, b in zip(found, wanted, strict=True):
-        assert error(a, b) < LIMITS[dtype]
-
-
-@rows
-@dtypes
-def test_with_a_state(row, dtype, small):
-    agrees(row, 6, dtype)
-
-
-@rows
-def test_from_nothing(row):
-    agrees(row, 4, torch.float32, with_state=False)
-
-
-def test_a_single_step():
-    """With a memory in sight: without, some gradients do not exist."""
-    agrees(ROWS["feedback"], 1, torch.float32)
-    x = torch.ones(1, 1, 6)
-    w = weights(
-        torch.Generator().manual_seed(0),
-        layers=1, d=6, d_ff=5, features=4, shared=True, normalize=True,
-    )  # fmt: skip
-    tensors = [p.float().requires_grad_() for p in w]
-    y = feedback(x, *tensors, implementation="triton")
-    wanted = feedback(x.double(), *w, implementation="naive")
-    assert error(y, wanted) < 1e-6
-    gradients = torch.autograd.grad(weighted(y), tensors)
-    assert all(torch.isfinite(g).all() for g in gradients)
-
-
-@pytest.mark.parametrize(
-    "heads, key, features, layers, shared",
-    [(3, 5, 40, 1, False), (1, 17, 2, 3, True), (2, 32, 32, 1, True)],
-)
-def test_widths(heads, key, features, layers, shared, small):
-    """More waves than channels, widths that fill no block, one head."""
-
-    def make(time, generator, with_state):
-        d = heads * key
-        w = weights(
-            generator,
-            layers=layers,
-            d=d,
-            d_ff=d + 3,
-            features=features,
-            shared=shared,
-            normalize=True,
-            heads=heads,
-        )
-        x = torch.randn(2, time, d, generator=generator, dtype=torch.float64)
-        return [x, *w], None
-
-    agrees(Row(partial(feedback, heads=heads), make, None), 6, torch.float32)
-
-
-@rows
-def test_masks_and_two_pieces(row, small):
-    """Ragged, cut in two, with a state of which some is hidden."""
-    (x, *tensors), state = problem(row, 10, dtype=torch.float32)
-    keep = torch.rand(2, 10, generator=torch.Generator().manual_seed(3)) < 0.6
-    keep[1, :5] = False
-    state = state._replace(mask=torch.tensor([[False, True, True], [False] * 3]))
-
-    def run(implementation, x, tensors, state):
-        dirty, pieces = torch.where(keep[..., None], x, torch.nan), []
-        for cut in (slice(0, 5), slice(5, 10)):
-            y, state = row(
-                dirty[:, cut],
-                *tensors,
-                state=state,
-                return_state=True,
-                key_mask=keep[:, cut],
-                implementation=implementation,
-            )
-            pieces.append(y)
-        y = torch.cat(pieces, 1)
-        real = state.mask[..., None, None, None]
-        held = [torch.where(real, part, 0) for part in parts(state)]
-        return [y, *held]
-
-    leaves = [x, *tensors, *parts(state)]
-    found = run("triton", x, tensors, state)
-    found += torch.autograd.grad(weighted(*found), leaves)
-    exact, exact_state = [*map(exactly, [x, *tensors])], rebuild(state, lambda s: s)
-    exact_state = exact_state._replace(k=exactly(state.k), v=exactly(state.v))
-    wanted = run("naive", exact[0], exact[1:], exact_state)
-    wanted += torch.autograd.grad(weighted(*wanted), [*exact, *parts(exact_state)])
-    assert not found[0][~keep].any()
-    hidden = ~state.mask
-    for gradient in found[-2:]:
-        assert not gradient[hidden].any()
-    for a, b in zip(found, wanted, strict=True):
-        assert error(a, b) < 1e-5
+@pytest.mark.parametrize("sizes", ["heads=3 key=5", "heads=1 key=17", "heads=2 key=32"])
+def test_widths(sizes, small):
+    """Widths that fill no block, one head."""
+    c = fuzz.parsed(f"op=feedback time=6 {SIZES} {sizes} implementation=triton")
+    assert fuzz.check(c) is None
 
 
 class Tape(TorchDispatchMode):
@@ -170,24 +100,25 @@ class Tape(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("keep", [True, False])
-@rows
-def test_a_step_can_be_played(row, keep, monkeypatch, small):
+@kinds
+def test_a_step_can_be_played(kind, keep, monkeypatch, small):
     """Nothing in a step depends on Python's knowledge of the time."""
-    (x, *tensors), state = problem(row, 5, dtype=torch.float32)
-    state = state._replace(mask=torch.tensor([[True] * 3, [False, True, True]]))
+    p = drawn(kind)
+    mask = torch.tensor([[True] * 3, [False, True, True]])
+    state = ops.FeedbackState(*p.state, mask)
 
     def run():
         if not keep:
             with torch.no_grad():
-                return row(x, *tensors, state=state, implementation="triton")
-        return outcome(row, [x, *tensors], state, "triton")
+                return call(p, state=state, implementation="triton")
+        return outcome(p, state)
 
-    wanted, loops, real = run(), [], launcher.launch
+    wanted, loops, real = run(), [], _triton.launch
 
     def play(step, times, like):
         tape = Tape()
         with monkeypatch.context() as patch, tape:
-            patch.setattr(launcher, "launch", partial(tape.launch, real))
+            patch.setattr(_triton, "launch", partial(tape.launch, real))
             step()
         for _ in range(times - 1):
             for operation in tape.played:
@@ -305,43 +236,18 @@ def test_nothing_is_copied_from_or_to_the_host(monkeypatch):
                 assert not isinstance(x, torch.Tensor) or x.is_meta, function
             return made
 
-    (x, *tensors), _ = problem(ROWS["feedback"], 5, torch.float32, with_state=False)
-    x, *tensors = (t.detach().to("meta").requires_grad_() for t in (x, *tensors))
-    with launcher.recording((9, 0)) as launches, Watch():
-        ROWS["feedback"](x, *tensors, implementation="triton").sum().backward()
+    p = drawn()
+    p.x = {n: t.detach().to("meta").requires_grad_() for n, t in p.x.items()}
+    with recording((9, 0)) as launches, Watch():
+        call(p, implementation="triton").sum().backward()
     assert launches
-
-
-def test_whole_and_pieces(small):
-    row = ROWS["feedback"]
-    (x, *tensors), _ = problem(row, 8, dtype=torch.float32, with_state=False)
-    wanted = row(exactly(x), *map(exactly, tensors), implementation="naive")
-    first, state = row(x[:, :3], *tensors, return_state=True, implementation="triton")
-    rest = row(x[:, 3:], *tensors, state=state, implementation="triton")
-    assert error(torch.cat([first, rest], 1), wanted) < 1e-6
-
-
-def test_other_calls_in_between():
-    """Nothing is shared between calls, and nothing saved is changed."""
-    row = ROWS["feedback-shared"]
-    (x, *tensors), _ = problem(row, 4, dtype=torch.float32)
-    (other, *_), _ = problem(row, 4, dtype=torch.float32, seed=7)
-    run = partial(row, implementation="triton")
-    alone = run(x, *tensors)
-    wanted = torch.autograd.grad(weighted(alone), [x, *tensors])
-    y = run(x, *tensors)
-    weighted(run(other, *tensors)).backward()
-    with torch.no_grad():
-        assert torch.equal(run(x, *tensors), y)
-    for _ in range(2):
-        found = torch.autograd.grad(weighted(y), [x, *tensors], retain_graph=True)
-        assert all(map(torch.equal, found, wanted))
 
 
 def test_a_state_that_wants_no_gradient(small, monkeypatch):
     """Then the memories of earlier calls are left alone."""
-    inputs, state = problem(ROWS["feedback"], 3, dtype=torch.float32)
-    wanted = outcome(ROWS["feedback"], inputs, state, "triton")
+    p = drawn(time=3)
+    state = ops.FeedbackState(*p.state, None)
+    wanted = outcome(p, state)
     counts, pull = [], kernels.Backward.pull
     monkeypatch.setattr(
         kernels.Backward,
@@ -349,17 +255,16 @@ def test_a_state_that_wants_no_gradient(small, monkeypatch):
         lambda self, count, clock: [counts.append(count), pull(self, count, clock)][1],
     )
     state = rebuild(state, lambda s: s.detach())
-    found = outcome(ROWS["feedback"], inputs, state, "triton")
+    found = outcome(p, state)
     assert counts == [1, 1, 1]
     assert all(map(torch.equal, found, wanted[:-2]))
 
 
 def test_what_is_kept_grows_with_the_sequence():
-    row = ROWS["feedback"]
 
     def kept(time):
-        inputs, _ = problem(row, time, dtype=torch.float32, with_state=False)
-        return saved_bytes(lambda: row(*inputs, implementation="triton"))
+        p = drawn(time=time)
+        return saved_bytes(lambda: call(p, implementation="triton"))
 
     four, eight = kept(4), kept(8)
     assert kept(12) - eight == eight - four
@@ -383,7 +288,7 @@ def test_one_query(n, small):
     mask[0, ::2], mask[1] = False, False
     back = naive.sinusoids(torch.arange(N, 0, -1).double(), 4).float()
     z, lse = torch.full_like(q, torch.nan), torch.full((4, 7), torch.nan)
-    launcher.launch(
+    _triton.launch(
         kernels.attend,
         (batch * HEADS,),
         q / key**0.5,
@@ -414,25 +319,21 @@ def test_one_query(n, small):
 
 
 def test_too_many_memories():
-    (x, *tensors), state = problem(ROWS["feedback"], 2, torch.float32)
-    x, *tensors = (t.to("meta") for t in (x, *tensors))
-    k, v = (
-        torch.empty(2, 2**30, *t.shape[2:], device="meta") for t in (state.k, state.v)
-    )
+    p = drawn(time=2)
+    p.x = {n: t.detach().to("meta") for n, t in p.x.items()}
+    k, v = (torch.empty(2, 2**30, *t.shape[2:], device="meta") for t in p.state)
     state = ops.FeedbackState(k, v, None)
     with (
-        launcher.recording((9, 0)),
+        recording((9, 0)),
         pytest.raises(ValueError, match="no kernel for 1073741826 memories"),
     ):
-        ROWS["feedback"](x, *tensors, state=state, implementation="triton")
+        call(p, state=state, implementation="triton")
 
 
 def test_what_is_refused():
-    row = ROWS["feedback"]
-    inputs, _ = problem(row, 2, with_state=False)
     with pytest.raises(ValueError, match="no kernel for float64"):
-        row(*inputs, implementation="triton")
-    w = weights(
+        call(drawn(dtype="float64"), implementation="triton")
+    w = feedback_weights(
         torch.Generator().manual_seed(0),
         layers=1, d=257, d_ff=1, features=2, shared=True, normalize=True, heads=1,
     )  # fmt: skip

@@ -1,282 +1,69 @@
-"""Kernels of the fast weight rules against naive in float64."""
+"""Kernels of the fast weight rules: what random cases do not find."""
 
-from dataclasses import replace
-from functools import partial
-
+import fuzz
 import pytest
 import torch
+from alike import error, problem, weighted
 
 from fwlab import ops
-from fwlab.feature_maps import DPFP, l2_normalize, sum_normalize
-from fwlab.ops.additive import kernels as linear
-from fwlab.ops.call import launcher
-from fwlab.ops.call.rule import Rule
-from fwlab.ops.correcting import kernels as delta
-from problems import (
-    borders,
-    error,
-    outcome,
-    packed_problem,
-    parts,
-    problem,
-    rebuild,
-    rules,
-    weighted,
-)
-from problems.row import Row
+from fwlab.feature_maps import l2_normalize
+from fwlab.ops import _triton
+from fwlab.ops.linear import kernels as linear
 
 pytestmark = pytest.mark.slow
-LIMITS = {torch.float32: 1e-5, torch.float16: 2e-3}
 
 
-def few(row: Row) -> Row:
-    """The same problem for one sequence and two heads, to save time."""
-
-    def make(time, generator, with_state):
-        inputs, state = row.make(time, generator, with_state)
-        heads = (x.shape.index(rules.HEADS, 2) for x in inputs)
-        inputs = [x[:1].narrow(i, 0, 2) for x, i in zip(inputs, heads, strict=True)]
-        return inputs, rebuild(state, lambda x: x[:1, :2])
-
-    return replace(row, make=make)
+def agrees(text, **options):
+    assert fuzz.check(fuzz.parsed(f"{text} implementation=triton") | options) is None
 
 
-#: The rows that no kernel computes.
-WITHOUT = {"delta-normalized", "gated-delta-normalized", "sum-channels"}
-for record in ops.TABLE.values():
-    if isinstance(record, Rule) and "triton" not in record.implementations:
-        WITHOUT |= {record.mixer, f"{record.mixer}-normalized"}
-WHOLE = {name: row for name, row in rules.ROWS.items() if name not in WITHOUT}
-ROWS = {name: few(row) for name, row in WHOLE.items()}
-DELTA = ("delta", "gated-delta")
+KERNELS = [
+    *("sum_rule fewer=1", "sum_rule", "sum_rule fewer=1 normalize=1"),
+    *("gated_rule fewer=1", "gated_rule normalize=1", "delta_rule", "gated_delta_rule"),
+]
+SIZES = "batch=2 heads=2 key=6 value=5 state=1"
 
 
-def wide(
-    op, gates: int, key: int, value: int, *, heads: int = 2, batch: int = 1
-) -> Row:
-    """The same problem with other widths."""
-
-    def make(time, generator, with_state):
-        def random(*shape):
-            return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-        inputs = [l2_normalize(random(batch, time, heads, key)) for _ in range(2)]
-        inputs.append(random(batch, time, heads, value))
-        if gates > 0:
-            inputs.append(torch.sigmoid(random(batch, time, heads)))
-        if gates > 1:
-            inputs.append(-torch.sigmoid(random(batch, time, heads)))
-        return inputs, random(batch, heads, value, key) if with_state else None
-
-    return Row(partial(op, normalize=False), make, lambda time: [])
-
-
-def agrees(row: Row, time: int, dtype: torch.dtype, with_state: bool = True) -> None:
-    inputs, state = problem(row, time, dtype=dtype, with_state=with_state)
-    found = outcome(row, inputs, state, "triton")
-    exact = [x.detach().double().requires_grad_() for x in inputs]
-    start = rebuild(state, lambda x: x.detach().double().requires_grad_())
-    wanted = outcome(row, exact, start, "naive")
-    assert found[0].dtype == dtype
-    for x, leaf in zip(found[-len(inputs) :], inputs, strict=False):
-        assert x.dtype in (dtype, torch.float32, leaf.dtype)
-    for a, b in zip(found, wanted, strict=True):
-        assert error(a, b) < LIMITS[dtype]
-
-
-#: Multiprocessors with which outputs are computed in the kernel that walks,
-#: or in one of their own.
-CORES = {"one kernel": 1, "split": 1000}
-
-
-@pytest.fixture(params=CORES)
-def split(request, monkeypatch):
-    monkeypatch.setattr(
-        launcher, "multiprocessors", lambda device: CORES[request.param]
-    )
-
-
-@pytest.fixture
-def chunked(monkeypatch):
-    monkeypatch.setattr(delta, "SHORT", 0)
-
-
-@pytest.fixture
-def stepped(monkeypatch):
-    monkeypatch.setattr(delta, "SHORT", 64)
-
-
-@pytest.mark.parametrize("row", WHOLE.values(), ids=WHOLE)
-def test_chunks(row, chunked, monkeypatch):
-    """Two whole chunks and a step, of several sequences and heads."""
-    monkeypatch.setattr(launcher, "multiprocessors", lambda device: 1)
-    agrees(row, 33, torch.float32)
-
-
-# Half precision has longer chunks.
-@pytest.mark.parametrize("cores", CORES)
-@pytest.mark.parametrize("dtype", LIMITS)
-@pytest.mark.parametrize("time", [1, 70])
-@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
-def test_chunks_of_any_kind(row, time, dtype, cores, chunked, monkeypatch):
-    monkeypatch.setattr(launcher, "multiprocessors", lambda device: CORES[cores])
-    agrees(row, time, dtype)
-
-
-# A step; a segment; and some more.
-@pytest.mark.parametrize("dtype", LIMITS)
-@pytest.mark.parametrize("time", [1, 16, 17, 35])
-@pytest.mark.parametrize("row", [ROWS[name] for name in DELTA], ids=DELTA)
-def test_steps(row, time, dtype, stepped):
-    agrees(row, time, dtype)
-
-
-@pytest.mark.parametrize("row", [WHOLE[name] for name in DELTA], ids=DELTA)
-def test_steps_of_several_sequences(row, stepped):
-    agrees(row, 35, torch.float32)
-
-
-def test_steps_of_a_long_sequence(monkeypatch):
-    """Without tensor cores the recurrence takes any length."""
-    monkeypatch.setattr(launcher, "capability", lambda device: (7, 5))
-    monkeypatch.setattr(delta, "LONG_SEGMENT", 6)
-    agrees(ROWS["gated-delta"], 20, torch.float32)
-
-
-@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
-def test_without_a_state(row, chunked):
-    agrees(row, 20, torch.float32, with_state=False)
+# With many multiprocessors, outputs have a kernel of their own.
+@pytest.mark.parametrize("cores", [1, 1000])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("op", KERNELS)
+def test_chunks(op, dtype, cores, monkeypatch):
+    """Two whole chunks and a step; half precision has longer ones."""
+    monkeypatch.setattr(_triton, "multiprocessors", lambda device: cores)
+    agrees(f"op={op} time=33 {SIZES}", dtype=dtype)
 
 
 @pytest.mark.parametrize("C", [16, 32, 64])
-def test_lengths_of_chunks(C, chunked, monkeypatch):
+def test_lengths_of_chunks(C, monkeypatch):
     made = linear.form
     monkeypatch.setattr(linear, "form", lambda *a: made(*a)._replace(C=C))
-    agrees(ROWS["gated-delta"], 65, torch.float32)
-    agrees(ROWS["gated-normalized"], 65, torch.float32)
-
-
-def widest(*widths):
-    """The widest precision that the kernels have room for."""
-    return torch.float32 if max(widths) <= 256 else torch.float16
+    agrees(f"op=gated_delta_rule time=65 dtype=float32 {SIZES}")
+    agrees(f"op=gated_rule normalize=1 time=65 dtype=float32 {SIZES}")
 
 
 @pytest.mark.parametrize(
-    ("op", "gates", "key", "value"),
+    ("op", "key", "value"),
     [
-        (ops.delta_rule, 1, 130, 70),
-        (ops.gated_delta_rule, 2, 70, 130),
-        (ops.delta_rule, 1, 256, 24),
-        (ops.delta_rule, 1, 384, 40),
-        (ops.sum_rule, 0, 130, 130),
-        (ops.gated_rule, 1, 40, 260),
+        ("delta_rule", 130, 70),
+        ("gated_delta_rule", 70, 130),
+        ("delta_rule", 256, 24),
+        ("delta_rule", 384, 40),
+        ("sum_rule", 130, 130),
+        ("gated_rule", 40, 260),
     ],
 )
-def test_widths(op, gates, key, value, split, chunked):
-    agrees(wide(op, gates, key, value), 17, widest(key, value))
-
-
-@pytest.mark.parametrize("key", [100, 384])
-def test_widths_of_steps(key, stepped):
-    agrees(wide(ops.gated_delta_rule, 2, key, 40), 20, widest(key))
-
-
-@pytest.mark.parametrize("name", ["sum-normalized", "gated-delta"])
-def test_streaming(name, chunked):
-    row = ROWS[name]
-    inputs, state = problem(row, 40, dtype=torch.float32)
-    whole = outcome(row, inputs, state, "triton")
-    after, outputs = state, []
-    for start, stop in ((0, 18), (18, 40)):
-        cut = row.cut(inputs, start, stop)
-        y, after = row(*cut, state=after, return_state=True, implementation="triton")
-        outputs.append(y)
-    y = torch.cat(outputs, 1)
-    leaves = [*inputs, *parts(state)]
-    gradients = torch.autograd.grad(weighted(y, *parts(after)), leaves)
-    for a, b in zip([y, *parts(after), *gradients], whole, strict=True):
-        assert error(a, b) < 1e-5
-
-
-@pytest.mark.parametrize("name", ["sum-decay-normalized", "gated-delta"])
-@pytest.mark.parametrize("time", [20, 70])
-def test_masks(name, time, stepped):
-    row = WHOLE[name]
-    inputs, state = problem(row, time, dtype=torch.float32)
-    mask = torch.rand(2, time, generator=torch.Generator().manual_seed(0)) < 0.7
-    y, after = row(
-        *inputs, state=state, key_mask=mask, return_state=True, implementation="triton"
-    )
-    wanted, end = row(
-        *inputs, state=state, key_mask=mask, return_state=True, implementation="naive"
-    )
-    assert not y[~mask].any()
-    for a, b in zip([y, *parts(after)], [wanted, *parts(end)], strict=True):
-        assert error(a, b) < 1e-5
-
-
-@pytest.mark.parametrize("name", ["dpfp-delta", "sum-decay-normalized", "gated-delta"])
-def test_packed(name):
-    """Padded steps have a decay of 1 and features of 0."""
-    lengths = [3, 0, 5]
-    inputs, state = packed_problem(ROWS[name], lengths, torch.float32)
-    op = partial(ROWS[name], cu_seqlens=borders(lengths))
-    found, wanted = (
-        outcome(op, inputs, state, implementation)
-        for implementation in ("triton", "naive")
-    )
-    for a, b in zip(found, wanted, strict=True):
-        assert error(a, b) < 1e-5
-
-
-@pytest.mark.parametrize("pick", [0, 1])
-@pytest.mark.parametrize("time", [20, 70])
-def test_only_what_is_asked_for(time, pick, stepped):
-    """Gradients of the output alone, and of the state alone; strides."""
-    row = ROWS["gated-delta"]
-    inputs, state = problem(row, time, dtype=torch.float32)
-    odd = [x.detach().transpose(0, -1).contiguous().transpose(0, -1) for x in inputs]
-    odd = [x.requires_grad_() for x in odd]
-    found, wanted = (
-        torch.autograd.grad(
-            row(*given, state=state, return_state=True, implementation=name)[
-                pick
-            ].sum(),
-            [*given[1:], state],
-        )
-        for name, given in (("triton", odd), ("naive", inputs))
-    )
-    for a, b in zip(found, wanted, strict=True):
-        assert error(a, b) < 1e-5
+def test_widths(op, key, value):
+    """In the widest precision that the kernels have room for."""
+    dtype = "float32" if max(key, value) <= 256 else "float16"
+    agrees(f"op={op} time=17 state=1 heads=2 key={key} value={value}", dtype=dtype)
 
 
 @pytest.mark.parametrize("time", [20, 70])
-def test_two_forwards_before_one_backward(time, stepped):
-    row = ROWS["gated-delta"]
-    inputs, state = problem(row, time, dtype=torch.float32)
-    leaves = [*inputs, state]
-    wanted = outcome(row, inputs, state, "triton")[-len(leaves) :]
-    y, after = row(*inputs, state=state, return_state=True, implementation="triton")
-    loss = weighted(y, after)
-    with torch.no_grad():
-        row(*(0.5 * x for x in inputs), state=state, implementation="triton")
-    for _ in range(2):
-        found = torch.autograd.grad(loss, leaves, retain_graph=True)
-        assert all(map(torch.equal, found, wanted))
-
-
-def test_no_second_derivative():
-    inputs, _ = problem(ROWS["delta"], 20, dtype=torch.float32)
-    y = ROWS["delta"](*inputs, implementation="triton")
-    with pytest.raises(RuntimeError, match="no second derivative"):
-        torch.autograd.grad(y.sum(), inputs, create_graph=True)
-
-
-@pytest.mark.parametrize("time", [20, 70])
-def test_divergence_is_not_hidden(time, stepped):
+def test_divergence_is_not_hidden(time):
     """Keys that are much too long: never a wrong finite answer."""
-    inputs, _ = problem(ROWS["delta"], time, dtype=torch.float32, with_state=False)
-    q, k, v, _ = (x.detach() for x in inputs)
+    x = problem(f"op=delta_rule time={time} dtype=float32 {SIZES}").x
+    q, k, v = (x[name].detach() for name in "qkv")
     k, beta = 300 * k + 1, torch.ones(q.shape[:3])
     naive = ops.delta_rule(q, k, v, beta, implementation="naive")
     y = ops.delta_rule(q, k, v, beta, implementation="triton")
@@ -331,31 +118,6 @@ def test_equal_keys_do_not_blur():
     assert error(y, v) < 1e-6
 
 
-@pytest.mark.parametrize("capability", [(7, 5), (9, 0)])
-@pytest.mark.parametrize("dtype", LIMITS)
-@pytest.mark.parametrize(("nu", "d"), [(1, 6), (2, 16), (3, 20)])
-def test_dpfp_on_the_way_in(nu, d, dtype, capability, monkeypatch):
-    monkeypatch.setattr(launcher, "capability", lambda device: capability)
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (
-        torch.randn(1, 20, 2, n, generator=generator, dtype=torch.float64)
-        for n in (d, d, 20)
-    )
-    k[:, 3] = 0.0
-    beta = torch.rand(1, 20, 2, generator=generator, dtype=torch.float64)
-    given = [x.to(dtype).requires_grad_() for x in (q, k, v, beta)]
-    exact = [x.detach().double().requires_grad_() for x in given]
-    y = ops.dpfp_delta_rule(*given, nu, implementation="triton")
-    phi_q, phi_k = (sum_normalize(DPFP(nu)(x)) for x in exact[:2])
-    wanted = ops.delta_rule(phi_q, phi_k, *exact[2:], implementation="naive")
-    weights = torch.randn(wanted.shape, generator=generator, dtype=torch.float64)
-    found = [y, *torch.autograd.grad((y.double() * weights).sum(), given)]
-    wanted = [wanted, *torch.autograd.grad((wanted * weights).sum(), exact)]
-    for a, b in zip(found, wanted, strict=True):
-        assert error(a, b) < LIMITS[dtype]
-    assert not found[2][:, 3].any()
-
-
 def test_refusals_name_their_reason():
     x = torch.zeros(1, 3, 1, 4)
     beta = torch.zeros(1, 3, 1)
@@ -363,7 +125,7 @@ def test_refusals_name_their_reason():
         ops.sum_rule(x.double(), x.double(), x.double(), implementation="triton")
     with pytest.raises(ValueError, match="interpreter does not compute in bfloat16"):
         ops.sum_rule(x.bfloat16(), x.bfloat16(), x.bfloat16(), implementation="triton")
-    with pytest.raises(ValueError, match="for normalize=True; 'efficient' can"):
+    with pytest.raises(ValueError, match="or is normalised; 'efficient' can"):
         ops.delta_rule(x, x, x, beta, normalize=True, implementation="triton")
     long = torch.zeros(1, 3, 1, 600)
     with pytest.raises(ValueError, match="up to 256 in float32, got 600 and 4"):
@@ -374,30 +136,3 @@ def test_refusals_name_their_reason():
         "efficient",
         "triton",
     )
-
-
-@pytest.mark.parametrize("name", ["sum-normalized", "dpfp-delta"])
-def test_grouped_heads(name, chunked):
-    """Two queries read one memory; DPFP features are made by the kernel."""
-
-    def make(time, generator, with_state):
-        (q, *rest), state = WHOLE[name].make(time, generator, with_state)
-        one = [x[:1, :, :1] for x in rest]
-        return [q[:1, :, :2], *one], rebuild(state, lambda x: x[:1, :1])
-
-    agrees(replace(WHOLE[name], make=make), 17, torch.float32)
-
-
-def test_a_faded_memory():
-    """What it holds of one pair would be subnormal, and then 0."""
-    k = torch.zeros(1, 20, 1, 16)
-    k[:, 0] = 1
-    v = torch.randn(1, 20, 1, 16, generator=torch.Generator().manual_seed(0))
-    for faded in (-95.0, -200.0):
-        decay = torch.full((1, 20, 1), faded / 19)
-        given = [x.clone().requires_grad_() for x in (torch.ones_like(k), k, v, decay)]
-        y = ops.sum_rule(*given[:3], log_decay=given[3], implementation="triton")
-        torch.testing.assert_close(y, v[:, :1].expand_as(y))
-        _, _, dv, dl = torch.autograd.grad(y.sum(), given)
-        torch.testing.assert_close(dv[:, 0], torch.full_like(v[:, 0], 20.0))
-        torch.testing.assert_close(dl, torch.zeros_like(dl), atol=1e-3, rtol=0)

@@ -3,28 +3,27 @@
 import json
 from pathlib import Path
 
+import fuzz
 import pytest
-import torch
 
+from fwlab.ops import _triton
 from fwlab.ops.aft.simple import kernels as scan
 from fwlab.ops.aft.window import kernels as window
-from fwlab.ops.call import launcher
-from problems import ROWS, error, outcome, problem, rebuild
 
 TABLE = Path(__file__).resolve().parents[2] / "docs/results/kernels.json"
-#: Rows, steps (two chunks, or tiles of four), and multiprocessors: where they are
-#: many, outputs have a kernel of their own.
-PROBLEMS = [
-    ("sum-normalized", 17, 1),
-    ("gated", 17, 1),
-    ("delta", 17, 1000),
-    ("gated-delta", 3, 1),
-    ("dpfp-delta", 17, 1),
-    ("aft-simple", 5, 1),
-    ("aft-full", 5, 1),
-    ("aft-local", 5, 1),
-    ("aft-conv", 5, 1),
-    ("feedback", 3, 1),
+SIZES = "implementation=triton dtype=float32 state=1 batch=2 heads=2 key=4 value=3"
+#: Cases (two chunks, or tiles of four), and multiprocessors: where they are many,
+#: outputs have a kernel of their own.
+CASES = [
+    ("op=sum_rule fewer=1 normalize=1 time=17", 1),
+    ("op=gated_rule fewer=1 time=17", 1),
+    ("op=delta_rule time=17", 1000),
+    ("op=gated_delta_rule time=3", 1),
+    ("op=aft_simple time=5", 1),
+    ("op=aft_full window=3 time=5", 1),
+    ("op=aft_local window=4 time=5", 1),
+    ("op=aft_conv window=4 time=5", 1),
+    ("op=feedback window=3 layers=2 time=3", 1),
 ]
 
 
@@ -35,24 +34,17 @@ def small(monkeypatch):
         monkeypatch.setattr(window, name, 4)
 
 
-def exact(x):
-    return x.detach().double().requires_grad_()
-
-
 def test_every_kernel(small, monkeypatch):
-    real, launched, errors = launcher.launch, set(), {}
+    real, launched, problems = _triton.launch, set(), {}
 
     def launch(kernel, *arguments, **options):
         launched.add(kernel.__name__)
         real(kernel, *arguments, **options)
 
-    monkeypatch.setattr(launcher, "launch", launch)
-    for name, steps, cores in PROBLEMS:
-        monkeypatch.setattr(launcher, "multiprocessors", lambda device, n=cores: n)
-        row, (inputs, state) = ROWS[name], problem(ROWS[name], steps, torch.float32)
-        found = outcome(row, inputs, state, "triton")
-        wanted = outcome(row, [*map(exact, inputs)], rebuild(state, exact), "naive")
-        errors[name] = max(error(a, b) for a, b in zip(found, wanted, strict=True))
-    assert {name: x for name, x in errors.items() if not x < 1e-5} == {}
+    monkeypatch.setattr(_triton, "launch", launch)
+    for case, cores in CASES:
+        monkeypatch.setattr(_triton, "multiprocessors", lambda device, n=cores: n)
+        problems[case] = fuzz.check(fuzz.parsed(f"{case} {SIZES}"))
+    assert {case: what for case, what in problems.items() if what} == {}
     table = json.loads(TABLE.read_text("utf-8"))["kernels"]
     assert launched == {key.partition(",")[0] for row in table.values() for key in row}

@@ -5,6 +5,7 @@ As a program, it writes what they need to docs/results/kernels.json.
 
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,9 +20,11 @@ from triton.compiler import ASTSource
 
 from fwlab import ops
 from fwlab.files import write_json
-from fwlab.ops.call import launcher
-from fwlab.ops.call.launcher import Launch
+from fwlab.ops import _triton
 from fwlab.provenance import provenance
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from launches import Launch, recording
 
 TYPES = {
     torch.float32: "*fp32",
@@ -81,9 +84,13 @@ def build(launch: Launch, capability: tuple[int, int]) -> Any:
     """The kernel, compiled for that compute capability."""
     target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
     choose_ptxas(capability)
-    result = triton.compile(source(launch), target=target, options=launch.options())
+    result = triton.compile(
+        source(launch),
+        target=target,
+        options=_triton.options(launch.warps, launch.stages),
+    )
     # Triton has no tensor cores before 8.0: products would fall apart.
-    assert capability >= launcher.TENSOR_CORES or "tt.dot" not in result.asm["ttir"]
+    assert capability >= _triton.TENSOR_CORES or "tt.dot" not in result.asm["ttir"]
     # No product is pending across a wait, so ptxas before 13.3 will do:
     # docs/kernels/index.md.
     waits = re.findall(r"wgmma\.wait_group\.sync\.aligned\s+(\d+)", result.asm["ptx"])
@@ -96,7 +103,7 @@ def choose_ptxas(capability: tuple[int, int]) -> str:
 
     For Hopper it is the newer one of the two, as fwlab asks of its users.
     """
-    newer = capability[0] >= launcher.HOPPER
+    newer = capability[0] >= _triton.HOPPER
     folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     knobs.nvidia.ptxas = str(folder / ("ptxas-blackwell" if newer else "ptxas"))
     get_ptxas_version.cache_clear()  # it is in the names of what Triton keeps
@@ -125,7 +132,7 @@ def launches(
     run: Callable[[], torch.Tensor], capability: tuple[int, int]
 ) -> list[Launch]:
     """The launches of forward and backward of `run` on such a GPU."""
-    with launcher.recording(capability) as recorded:
+    with recording(capability) as recorded:
         go_back(run())
     return list(recorded)
 
@@ -217,7 +224,6 @@ ROOM = {HOPPER: 227 * 1024, AMPERE: 163 * 1024, TURING: 64 * 1024}
 BOTH, ALL = (HOPPER, AMPERE), (HOPPER, AMPERE, TURING)
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 triton_form = {"implementation": "triton", "normalize": False}
-SHORT = {"shape": (8, 4, 16), **triton_form}
 
 #: name -> (a call, the capabilities it is compiled for).
 CASES: dict[str, tuple[Callable[[], torch.Tensor], tuple[tuple[int, int], ...]]] = {
@@ -257,27 +263,6 @@ CASES: dict[str, tuple[Callable[[], torch.Tensor], tuple[tuple[int, int], ...]]]
             **triton_form,
         ),
         (HOPPER,),
-    ),
-    "delta steps 64": (rule(ops.delta_rule, 1, 64, 64, dtype=FP16, **SHORT), ALL),
-    "gated delta steps 64": (
-        rule(ops.gated_delta_rule, 2, 64, 64, dtype=FP32, **SHORT),
-        ALL,
-    ),
-    "delta steps 256": (rule(ops.delta_rule, 1, 256, 256, dtype=FP16, **SHORT), ALL),
-    "delta steps 384": (rule(ops.delta_rule, 1, 384, 64, dtype=FP16, **SHORT), ALL),
-    "DPFP 1, delta 64": (
-        rule(ops.dpfp_delta_rule, 1, 64, 64, dtype=BF16, nu=1, implementation="triton"),
-        BOTH,
-    ),
-    "DPFP 1, delta 128": (
-        rule(
-            ops.dpfp_delta_rule, 1, 128, 128, dtype=BF16, nu=1, implementation="triton"
-        ),
-        (HOPPER,),
-    ),
-    "DPFP 3, delta 64": (
-        rule(ops.dpfp_delta_rule, 1, 64, 64, dtype=BF16, nu=3, implementation="triton"),
-        BOTH,
     ),
     "sum 64, normalized": (
         rule(ops.sum_rule, 0, 64, 64, dtype=BF16, implementation="triton"),

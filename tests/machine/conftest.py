@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from fwlab.ops.call import launcher
+from fwlab.ops import _triton
 
 HERE = Path(__file__).resolve().parent
 
-if launcher.INTERPRETED or not launcher.installed():
+if _triton.INTERPRETED or not _triton.installed():
     collect_ignore_glob = ["test_*.py"]
 
 

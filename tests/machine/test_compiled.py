@@ -62,8 +62,6 @@ def test_launches_are_few(name):
         "gated delta 64",
         "gated 64, normalized",
         "delta 64, few heads",
-        "delta steps 64",
-        "DPFP 1, delta 64",
         "feedback 64",
     ],
 )

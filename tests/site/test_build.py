@@ -50,7 +50,7 @@ def test_pages_are_there(site, pages):
         folder = path.parent.relative_to(PACKAGE / "ops").as_posix()
         if folder != "softmax":  # its efficient version is PyTorch's
             names.add(f"annotated/{folder.replace('/', '-')}.html")
-    rules = (PACKAGE / "ops").glob("*/rules/*.py")
+    rules = (PACKAGE / "ops").glob("*/*.py")
     loops = [path.stem for path in rules if "\ndef loop(" in path.read_text("utf-8")]
     assert len(loops) >= 10
     names |= {f"annotated/{name}.html" for name in loops}
@@ -96,15 +96,15 @@ def test_serve_follows_changes(site, tmp_path):
             assert "livereload" in html
             (scripts,) = re.findall("script-src [^;]*", html)
             assert scripts == "script-src 'self' file: 'unsafe-inline'"
-            file = copy / "fwlab" / "ops" / "correcting" / "rules" / "delta.py"
+            file = copy / "fwlab" / "ops" / "delta" / "delta.py"
             text = file.read_text("utf-8")
             assert text.count("# Eq. 20") == 1
             file.write_text(text.replace("# Eq. 20", "# Eq. 12"), "utf-8")
-            source = page.replace("equations", "source/ops/correcting/rules/delta")
+            source = page.replace("equations", "source/ops/delta/delta")
             _wait_for(server, source, "Eq. 12")
             html = _wait_for(server, page, "<table")
             row = re.search(r'id="schlag2021-12".*?</tr>', html, re.S)
-            assert "ops/correcting/rules/delta" in row[0]
+            assert "ops/delta/delta" in row[0]
             with (copy / "docs" / "notation.md").open("a") as notation:
                 notation.write("\nA sentence of this test.\n")
             page = page.replace("annotated/equations", "notation")

@@ -295,7 +295,7 @@ def test_the_test_for_a_class(tmp_path):
     (code,) = (code for code, _ in EXAMPLES if "pytest" in code)
     (tmp_path / "test_answers.py").write_text(code)
     (tmp_path / "answers.py").write_text(
-        "from fwlab.ops.correcting.rules.delta import delta_step\n"
+        "from fwlab.ops.delta.delta import delta_step\n"
         "def write(W, k, v):\n    return W\n"
     )
     done = subprocess.run(

@@ -13,7 +13,7 @@ from built import asks
 from figure import number
 
 from fwlab import ops
-from fwlab.ops.parts import chunks
+from fwlab.ops import _chunks, efficient
 
 T, D = 12, 2
 SIZES = (3, 4, 6)
@@ -124,8 +124,7 @@ def saved(implementation: str, arguments: list[torch.Tensor]) -> list[torch.Tens
         return len(kept) - 1
 
     with torch.autograd.graph.saved_tensors_hooks(keep, kept.__getitem__):
-        # Without a state, so short a sequence would be one chunk.
-        ops.delta_rule(*arguments, implementation=implementation, return_state=True)
+        ops.delta_rule(*arguments, implementation=implementation)
     return kept
 
 
@@ -145,7 +144,9 @@ def test_account(figure, size, monkeypatch):
     assert shown["arrival"] == 2 * T // size + 2 < RACE / 2
     here = shown["counts"]["here"]
     arguments = inputs(shown)
-    monkeypatch.setattr(chunks, "LENGTH", size)
+    # So short a sequence would be one chunk.
+    monkeypatch.setattr(efficient, "ONE_CHUNK", 0)
+    monkeypatch.setattr(_chunks, "CHUNK", size)
     kept = sum(x.numel() for x in saved("efficient", arguments))
     # The states before all chunks are in one tensor with the last one.
     assert kept - D * D == here["inputs"] + here["chunked"]["kept"]

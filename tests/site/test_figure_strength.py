@@ -28,7 +28,7 @@ def betas(model, tokens: list[int]) -> torch.Tensor:
     """[time, layer, head], from PyTorch."""
     strengths = []
     keep = [
-        block.mixer.to_beta.register_forward_hook(
+        block.mixer.gates.beta.projection.register_forward_hook(
             lambda _, inputs, output: strengths.append(output.sigmoid()[0])
         )
         for block in model.blocks

@@ -20,7 +20,7 @@ COLOURS = ["color-contrast", "link-in-text-block"]
 KINDS = (
     *("index", "course", "cheatsheet", "results", "reproduce/ablation", "api/plots"),
     *("figures/memory", "notebooks/09_chunks", "annotated/fwp"),
-    *("annotated/equations", "annotated/source/ops/correcting/rules/comba"),
+    *("annotated/equations", "annotated/source/ops/delta/comba"),
 )
 #: Where plots are drawn, and the size of their letters on a phone.
 PLOTS = {"results": 11, "reproduce/": 11, "kernels/": 11, "notebooks/": 9}

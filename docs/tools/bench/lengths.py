@@ -17,7 +17,6 @@ from fwlab import ops
 from fwlab.bench import aft, rules
 from fwlab.bench.case import Problem, Side, layout, once
 from fwlab.bench.measure import in_turns, peak_mib
-from fwlab.ops.call.rule import Rule
 
 HEADS, WIDTH = rules.HEADS, aft.WIDTH // rules.HEADS
 #: By length at this batch, and by batch at this length.
@@ -52,20 +51,16 @@ class Form(NamedTuple):
             return aft.problem(
                 torch.float32, time=time, bias=widths[self.bias], batch=batch
             )
-        record = ops.TABLE[self.op]
-        if not isinstance(record, Rule):  # softmax attention, which has no gates
-            record = ops.SUM_RULE
-        return rules.problem(
-            torch.float32, record=record, time=time, width=WIDTH, batch=batch
-        )
+        # Softmax attention has no gates.
+        op = rules.RULES.get(self.op, ops.sum_rule)
+        return rules.problem(torch.float32, op=op, time=time, width=WIDTH, batch=batch)
 
 
 def _forms() -> Iterable[Form]:
-    for record in ops.TABLE.values():
-        if isinstance(record, Rule) and record.benchmarks:
-            yield Form(record.name, FWLAB, rules.of(record))
-            if record.name in rules.DENSE:
-                yield Form(record.name, DENSE, rules.DENSE[record.name])
+    for name, op in rules.RULES.items():
+        yield Form(name, FWLAB, rules.without_mean(op))
+        if name in rules.DENSE:
+            yield Form(name, DENSE, rules.DENSE[name])
     for name, dense, bias in (
         ("aft_simple", aft.simple_dense, "none"),
         ("aft_full", aft.full_dense, "all"),

@@ -1,74 +1,42 @@
 """Feedback memory: each layer attends to past results of all layers."""
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 
 from fwlab import arguments
-from fwlab.ops.call import checks, launcher
-from fwlab.ops.call.call import Call, Operation
-from fwlab.ops.call.operators import traced
+from fwlab.ops import _operation as operation
+from fwlab.ops import _triton
+from fwlab.ops._operation import Kernel, Options
+from fwlab.ops._recurrence import full_precision, is_traced
 from fwlab.ops.feedback import efficient, naive
+from fwlab.ops.feedback.limits import why_not
 from fwlab.ops.feedback.weights import FeedbackWeights
-from fwlab.ops.parts import autograd
-
-#: Maximum channels per head, and per token, in the kernels.
-MAX_KEY, MAX_WIDTH = 256, 8192
 
 
-# A program of the kernels holds whole rows, so their widths are
-# limited.
-def _refuses(
-    d: int = 0,
-    key: int = 0,
-    features: int = 0,
-    time: int = 0,
-    past: int = 0,
-    dropout: bool = False,
-    **others: Any,
-) -> str | None:
-    if dropout:
-        return "the kernels have no dropout"
-    for name, size, maximum in (
-        ("d", d, MAX_WIDTH),
-        ("key", key, MAX_KEY),
-        ("features", features, MAX_KEY),
-    ):
-        if size > maximum:
-            return (
-                f"the kernels take {name} up to {maximum}, got {size}"
-            )
-    # An offset among the memories of a head has 32 bits.
-    if (past + time) * max(key, features) >= 2**31:
-        return f"there is no kernel for {past + time} memories"
-    return None
+def load() -> Any:
+    """Return the function that launches the kernels; Triton is imported only now."""
+    _triton.imported("fwlab.ops.feedback.kernels")
+    from fwlab.ops.feedback.kernels import feedback
+
+    return feedback
 
 
-FEEDBACK = Operation(
-    name="feedback",
-    folder="feedback",
-    implementations={
-        "naive": naive.feedback,
-        "efficient": efficient.feedback,
-        "triton": launcher.Kernel(
-            "fwlab.ops.feedback.kernels",
-            "feedback",
-            minimum=(7, 5),
-            refuses=_refuses,
-        ),
-    },
-)
+FORMS = {
+    "naive": naive.feedback,
+    "efficient": efficient.feedback,
+    "triton": Kernel(load, why_not),
+}
 
 
 class FeedbackState(NamedTuple):
-    """The memories of all steps so far, as keys and values.
+    """Hold the memories of all steps so far, as keys and values.
 
-    - `k`, `v`: `[batch, past, groups, heads, key]`, oldest first;
-      `groups` is the number of layers, or 1 in the shared form.
-    - `mask`: `bool [batch, past]`, True = a real memory; None if all
-      are. A sequence with fewer memories than others has them at the
-      end.
+    - `k`, `v`: `[batch, past, groups, heads, key]`, oldest first; `groups` is the
+      number of layers, or 1 in the shared form.
+    - `mask`: `bool [batch, past]`, True = a real memory; None if all are. A sequence
+      with fewer memories than others has them at the end.
     """
 
     k: Tensor
@@ -76,48 +44,42 @@ class FeedbackState(NamedTuple):
     mask: Tensor | None
 
 
+@operation.operation(FORMS, like="x")
 def feedback(
-    x: Tensor,
+    x: Annotated[Tensor, "batch time d"],
     weights: FeedbackWeights,
     *,
     heads: int,
-    factors: Tensor | None = None,
-    key_mask: Tensor | None = None,
-    state: FeedbackState | None = None,
-    return_state: bool = False,
-    implementation: str = "auto",
-) -> Tensor | tuple[Tensor, FeedbackState]:
-    r"""A stack of layers that attend to memories of all layers.
+    factors: Annotated[Tensor, "batch time layers factors"] | None = None,
+    **options: Unpack[Options],
+) -> tuple[Tensor, Any]:
+    r"""Run a stack of layers that attend to memories of all layers.
 
-    $m_t = \sum_{l=0}^{L} \mathrm{softmax}(w)_l\, x_t^l$, and each layer
-    of step $t$ attends to $m_j$ for all $j < t$: not to its own step,
-    and without a maximum distance. Pre-norm, MLP with GELU, no biases,
-    no norm at the end.
+    $m_t = \sum_{l=0}^{L} \mathrm{softmax}(w)_l\, x_t^l$, and each layer of step $t$
+    attends to $m_j$ for all $j < t$: not to its own step, and without a maximum
+    distance. Pre-norm, MLP with GELU, no biases, no norm at the end.
 
     - `x`: `[batch, time, d]`, the inputs $x_t^0$.
-    - `weights`: a `FeedbackWeights`. Its shapes determine the number of
-      layers, and whether they share the projections of the memory.
+    - `weights`: a `FeedbackWeights`. Its shapes determine the number of layers, and
+      whether they share the projections of the memory.
     - `heads`: heads per layer; divides `d`.
-    - `factors`: for dropout, `[batch, time, layers, 2 * d + d_ff]`, each
-      entry 0 or 1 / (1 - the probability of 0). The first `d` multiply
-      what the attention of a layer adds to its input, the next `d_ff`
-      the result of GELU, and the last `d` what the MLP adds. They are
-      constants: no gradient flows to them. None = no dropout.
-    - `key_mask`: `bool [batch, time]`, True = real token. Masked steps
-      do not count: they make no memory, distances skip them, and they
-      return 0.
-    - `state`: the `FeedbackState` of an earlier call; None = no memories.
-      float32 for half-precision inputs.
+    - `factors`: for dropout, `[batch, time, layers, 2 * d + d_ff]`, each entry 0 or 1 /
+      (1 - the probability of 0). The first `d` multiply what the attention of a layer
+      adds to its input, the next `d_ff` the result of GELU, and the last `d` what the
+      MLP adds. They are constants: no gradient flows to them. None = no dropout.
+    - `key_mask`: `bool [batch, time]`, True = real token. Masked steps do not count:
+      they make no memory, distances skip them, and they return 0.
+    - `state`: the `FeedbackState` of an earlier call; None = no memories. float32 for
+      half-precision inputs.
     - `return_state`: return `(y, state)` instead of `y`.
     - `implementation`: "auto", "naive", "efficient" or "triton".
     - Returns `y` `[batch, time, d]`, the $x_t^L$, in the dtype of `x`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
-    At the first step there is no memory to attend to, and the result of
-    the attention is 0. With at most one memory, the attention weights
-    do not depend on the query, so the gradients of `to_q` and
-    `positions` are 0 (and without any memory, those of all weights of
-    the attention).
+    At the first step there is no memory to attend to, and the result of the attention
+    is 0. With at most one memory, the attention weights do not depend on the query, so
+    the gradients of `to_q` and `positions` are 0 (and without any memory, those of all
+    weights of the attention).
 
     A layer holds the weights, and trains them.
 
@@ -129,62 +91,48 @@ def feedback(
 
     Source: Fan et al. 2020 (arXiv:2002.09402).
     """
-    inputs = {"x": (x, "batch time d"), **_named(weights)}
-    if factors is not None:
-        inputs["factors"] = (factors, "batch time layers factors")
-    call = Call(
-        FEEDBACK,
-        inputs,
-        like="x",
-        key_mask=key_mask,
-        return_state=return_state,
-    )
-    _check_layers(call.name, heads, call.sizes)
-    dropout, start = factors is not None, _start(call, state, heads)
-    past = start.k.shape[1]
-    name, compute = call.choose(
-        implementation, "x", dropout=dropout, past=past
-    )
+    key_mask, state = options["key_mask"], options["state"]
+    w = _check(x, weights, heads, factors)
+    (batch, _, d), dtype = x.shape, torch.promote_types(x.dtype, torch.float32)
+    memory = len(w.to_k), heads, d // heads
+    if state is None:
+        k = x.new_zeros(batch, 0, *memory, dtype=dtype)
+        past = FeedbackState(k, k, None)
+    else:
+        past = _check_state(state, batch, memory, x)
     if not x.numel():
-        factors = None  # nothing to drop
-    elif dropout and name == "naive":
+        parts = [part for part in w if part is not None]
+        return operation.empty(x, *parts), past
+    converted = {n: p.to(dtype) for n, p in w._asdict().items() if p is not None}
+    wide, w = x.to(dtype), w._replace(**converted)
+    steps, order = [wide], None
+    if factors is not None:
+        steps.append(factors.detach().to(dtype))
+    if key_mask is not None:
+        # Real tokens first, in their order: then memories are without gaps.
+        order = torch.argsort(~key_mask, dim=1, stable=True)
+        steps = [_take(part, order) for part in steps]
+    wide, *factor = steps
+    given = wide, w, heads, *past, *factor
+    form = options["implementation"]
+    compute = operation.choose("feedback", FORMS, form, x, *given)
+    if factor and compute is naive.feedback:
         compute = _one_by_one
-    converted = weights._replace(
-        **{
-            name: w.to(call.dtype)
-            for name, w in weights._asdict().items()
-            if w is not None
-        }
-    )
-
-    # Real tokens are moved to the front, so that all sequences of a
-    # batch have memories without gaps.
-    def run() -> tuple[Tensor, Any]:
-        wide, order = call.masked(x.to(call.dtype)), None
-        by_step = []
-        if factors is not None:
-            by_step.append(factors.detach().to(call.dtype))
-        if key_mask is not None:  # real tokens first, in their order
-            order = torch.argsort(~key_mask, dim=1, stable=True)
-            wide, *by_step = (_take(s, order) for s in (wide, *by_step))
-        y, k, v = compute(wide, converted, heads, *start, *by_step)
-        if order is not None:
-            y = _take(y, order.argsort(1))
-        if not return_state:
-            return y, None
-        return y, _pack(k, v, start.mask, key_mask)
-
-    return call.run(run, start, return_state)
+    y, k, v = compute(*given)
+    if order is not None:
+        y = _take(y, order.argsort(1))
+    keep = options["return_state"]
+    return y, _pack(k, v, past.mask, key_mask) if keep else None
 
 
 def _one_by_one(
     x: Tensor, weights: FeedbackWeights, heads: int, k: Tensor,
     v: Tensor, mask: Tensor | None, factors: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The naive version, with other weights for every single step.
+    """Call the naive version with other weights for every single step.
 
-    A factor multiplies a row of the matrix before it, or a column of
-    the matrix after it: the specification itself needs no dropout.
+    A factor multiplies a row of the matrix before it, or a column of the matrix after
+    it: the specification itself needs no dropout.
     """
     d, d_ff = weights.contract.shape[1:]
     sequences = []
@@ -196,9 +144,7 @@ def _one_by_one(
             contract = weights.contract * f_h[:, None] * f_y[..., None]
             to_out = weights.to_out * f_z[..., None]
             w = weights._replace(to_out=to_out, contract=contract)
-            y_t, now_k, now_v = naive.feedback(
-                x_t, w, heads, now_k, now_v, real
-            )
+            y_t, now_k, now_v = naive.feedback(x_t, w, heads, now_k, now_v, real)
             y.append(y_t)
         sequences.append((torch.cat(y, 1), now_k, now_v))
     parts = zip(*sequences, strict=True)
@@ -207,17 +153,19 @@ def _one_by_one(
 
 
 def feedback_attention(
-    q: Tensor, k: Tensor, v: Tensor, positions: Tensor
+    q: Annotated[Tensor, "batch heads key"],
+    k: Annotated[Tensor, "batch past heads key"],
+    v: Annotated[Tensor, "batch past heads key"],
+    positions: Annotated[Tensor, "key features"],
 ) -> Tensor:
-    r"""Attention of one query to older memories (a step of `feedback`).
+    r"""Attend to older memories with one query (a step of `feedback`).
 
-    The score of the memory $\delta$ steps back is
-    $(q \cdot k + q \cdot P s(\delta)) / \sqrt{d_{\text{key}}}$, with
-    $s(\delta)$ the sines and cosines of $\omega_i \delta$.
+    The score of the memory $\delta$ steps back is $(q \cdot k + q \cdot P s(\delta)) /
+    \sqrt{d_{\text{key}}}$, with $s(\delta)$ the sines and cosines of $\omega_i \delta$.
 
     - `q`: `[batch, heads, key]`.
-    - `k`, `v`: `[batch, past, heads, key]`, oldest first; the last one is
-      1 step back. `past` may be 0, and then the result is 0.
+    - `k`, `v`: `[batch, past, heads, key]`, oldest first; the last one is 1 step back.
+      `past` may be 0, and then the result is 0.
     - `positions`: $P$, `[key, features]`, an even number of features.
     - Returns `[batch, heads, key]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
@@ -229,53 +177,44 @@ def feedback_attention(
         >>> ops.feedback_attention(q, k, v, torch.zeros(2, 2))
         tensor([[[6., 1.]]])
 
-    Source: Fan et al. 2020 (arXiv:2002.09402); the sinusoids are those
-    of Transformer-XL (arXiv:1901.02860).
+    Source: Fan et al. 2020 (arXiv:2002.09402); the sinusoids are those of
+    Transformer-XL (arXiv:1901.02860).
     """
     op = "feedback_attention"
-    sizes = checks.shapes(
-        op,
-        q=(q, "batch heads key"),
-        k=(k, "batch past heads key"),
-        v=(v, "batch past heads key"),
-        positions=(positions, "key features"),
-    )
-    dtype = checks.compute_dtype(op, q=q, k=k, v=v, positions=positions)
+    given = {"q": q, "k": k, "v": v, "positions": positions}
+    sizes = operation.match(op, given, operation.annotated(feedback_attention).names)
+    dtype = operation.precision(op, given)
     _check_features(op, "positions", sizes["features"])
-    with autograd.full_precision(q):
-        wide = (x.to(dtype) for x in (q, k, v, positions))
+    with full_precision(q):
+        wide = (x.to(dtype) for x in given.values())
         return naive.feedback_attention(*wide).to(v.dtype)
 
 
-def _named(weights: FeedbackWeights) -> dict[str, tuple[Tensor, str]]:
-    """Each tensor by name, with its dimensions."""
+DIMS = {
+    "x": ("batch", "time", "d"),
+    **{
+        f"weights.{n}": d for n, d in operation.annotated(FeedbackWeights).names.items()
+    },
+    "factors": ("batch", "time", "layers", "factors"),
+}
+
+
+def _check(x: Tensor, weights: Any, heads: int, factors: Tensor | None) -> Any:
+    """Return the weights; raise unless all sizes fit together."""
+    op = "feedback"
     if not isinstance(weights, FeedbackWeights):
         raise TypeError(
-            "feedback: expected weights to be a FeedbackWeights, "
+            f"{op}: expected weights to be a FeedbackWeights, "
             f"got {type(weights).__name__}"
         )
-    dims = {
-        "to_q": "layers d d",
-        "to_k": "groups d d",
-        "to_v": "groups d d",
-        "to_out": "layers d d",
-        "norm_mixer": "layers d",
-        "norm_mlp": "layers d",
-        "expand": "layers d_ff d",
-        "contract": "layers d d_ff",
-        "positions": "key features",
-        "merge": "states",
-    }
-    if weights.norm_memory is not None:
-        dims["norm_memory"] = "groups d"
-    return {
-        f"weights.{name}": (getattr(weights, name), shape)
-        for name, shape in dims.items()
-    }
-
-
-def _check_layers(op: str, heads: int, sizes: dict[str, int]) -> None:
-    """Check that the sizes of layers, groups and heads fit together."""
+    parts = {"to_q": weights.to_q, **weights._asdict()}  # which has the layers
+    if weights.norm_memory is None:
+        del parts["norm_memory"]
+    given = {"x": x, **{f"weights.{name}": part for name, part in parts.items()}}
+    if factors is not None:
+        given["factors"] = factors
+    sizes = operation.match(op, given, DIMS)
+    operation.precision(op, given)
     layers, groups, d = sizes["layers"], sizes["groups"], sizes["d"]
     if layers < 1 or groups not in (1, layers):
         raise ValueError(
@@ -287,32 +226,29 @@ def _check_layers(op: str, heads: int, sizes: dict[str, int]) -> None:
             f"{op}: expected weights.merge of shape [{layers + 1}] "
             f"([layers + 1]), got [{sizes['states']}]"
         )
-    factors = 2 * d + sizes["d_ff"]
-    if sizes.get("factors", factors) != factors:
-        start = f"{sizes['batch']}, {sizes['time']}, {layers}"
+    wanted = 2 * d + sizes["d_ff"]
+    if factors is not None and sizes["factors"] != wanted:
         raise ValueError(
-            f"{op}: expected factors of shape [{start}, {factors}] "
-            "([batch, time, layers, 2 * d + d_ff]), "
-            f"got [{start}, {sizes['factors']}]"
+            f"{op}: expected factors of shape {[*factors.shape[:3], wanted]} "
+            f"([batch, time, layers, 2 * d + d_ff]), got {[*factors.shape]}"
         )
     arguments.integers(op, None, heads=heads)
     if heads < 1 or d % heads:
         raise ValueError(
-            f"{op}: expected heads to divide the width {d} of x, "
-            f"got heads={heads}"
+            f"{op}: expected heads to divide the width {d} of x, got heads={heads}"
         )
     if sizes["key"] != d // heads:
         features = sizes["features"]
         raise ValueError(
-            f"{op}: expected weights.positions of shape "
-            f"[{d // heads}, {features}] ([d / heads, features]), "
-            f"got [{sizes['key']}, {features}]"
+            f"{op}: expected weights.positions of shape [{d // heads}, {features}] "
+            f"([d / heads, features]), got [{sizes['key']}, {features}]"
         )
     _check_features(op, "weights.positions", sizes["features"])
+    return weights
 
 
-# Sines and cosines come in pairs.
 def _check_features(op: str, argument: str, features: int) -> None:
+    """Raise unless there is a sine and a cosine of each wave."""
     if features < 2 or features % 2:
         raise ValueError(
             f"{op}: expected {argument} to have an even number of features "
@@ -320,41 +256,24 @@ def _check_features(op: str, argument: str, features: int) -> None:
         )
 
 
-def _start(
-    call: Call, state: FeedbackState | None, heads: int
+def _check_state(
+    state: Any, batch: int, memory: tuple[int, ...], like: Tensor
 ) -> FeedbackState:
-    """The given memories, or none."""
-    key = call.sizes["d"] // heads
-    past = 0
-    if state is not None:
-        checks.state_kind(call.name, state, FeedbackState)
-        past = checks.time_of(state[0], 5)
-    shape = (
-        call.sizes["batch"],
-        past,
-        call.sizes["groups"],
-        heads,
-        key,
-    )
-    memories = None if state is None else state[:2]
-    k, v = call.start(_Memories, memories, {"k": shape, "v": shape})
-    mask = None if state is None else state[2]
-    if mask is not None:
-        batch = call.sizes["batch"]
-        checks.mask(
-            call.name, "state.mask", mask, k, batch=batch, past=past
-        )
-    return FeedbackState(k, v, mask)
-
-
-# What `Call.start` checks of a state: its mask is of another type.
-class _Memories(NamedTuple):
-    k: Tensor
-    v: Tensor
+    """Return the given memories; raise unless they are right."""
+    op = "feedback"
+    operation.check_state(op, state, FeedbackState)
+    past = operation.time_of(state[0], 5)
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    for name, part in zip("kv", state, strict=False):
+        shape = batch, past, *memory
+        operation.check_part(op, f"state.{name}", part, shape, dtype, like)
+    if state[2] is not None:
+        operation.check_mask(op, "state.mask", state[2], like, batch=batch, past=past)
+    return FeedbackState(*state)
 
 
 def _take(x: Tensor, order: Tensor) -> Tensor:
-    """Steps of `[batch, time, ...]` in a given order per sequence."""
+    """Return steps of `[batch, time, ...]` in a given order per sequence."""
     return x[torch.arange(x.shape[0], device=x.device)[:, None], order]
 
 
@@ -368,22 +287,20 @@ def _pack(
     """
     if mask is None and new is None:
         return FeedbackState(k, v, None)
-    if traced(k) and not torch.compiler.is_dynamo_compiling():
+    if is_traced(k) and not torch.compiler.is_dynamo_compiling():
         raise ValueError(
             "feedback: with a mask, the number of memories in the state "
             "depends on its values, which are not known where a call is "
             "only traced; expected return_state=False, got True"
         )
-    if new is None:
-        assert mask is not None
-        new = mask.new_ones(len(k), k.shape[1] - mask.shape[1])
-    if mask is None:
-        mask = new.new_ones(len(k), k.shape[1] - new.shape[1])
-    real = torch.cat([mask, new.sort(1, descending=True).values], dim=1)
+    # Not `k.new_ones`: its values have to be known, also where `vmap` maps over k.
+    real = torch.ones(k.shape[:2], dtype=torch.bool, device=k.device)
+    if mask is not None:
+        real[:, : mask.shape[1]] = mask
+    if new is not None:
+        real[:, k.shape[1] - new.shape[1] :] = new.sort(1, descending=True).values
     length = int(real.sum(1).max()) if real.numel() else 0
     order = torch.argsort(real, dim=1, stable=True)
     order = order[:, order.shape[1] - length :]
     real = real.gather(1, order)
-    return FeedbackState(
-        _take(k, order), _take(v, order), None if real.all() else real
-    )
+    return FeedbackState(_take(k, order), _take(v, order), None if real.all() else real)

@@ -1,22 +1,21 @@
 r"""# Feedback memory with a cache
 
-The steps must be computed one after the other, but little of the work
-has to be inside this loop. This version differs from the naive loop in
-three ways:
+The steps must be computed one after the other, but little of the work has to be inside
+this loop. This version differs from the naive loop in three ways:
 
-1. Each memory is projected *once*, when it is made. Its keys and values
-   go into buffers that are as long as the sequence.
-2. For the backward pass, a layer saves its input, the result of its
-   attention and the cache: nothing per *pair* of steps. Everything else
-   is computed again, for all steps in one product.
-3. The backward loop computes only what the next step needs. Gradients
-   of older memories are collected for a block of steps and added in one
-   product, and so are the gradients of all weights.
+1. Each memory is projected *once*, when it is made. Its keys and values go into buffers
+   that are as long as the sequence.
+2. For the backward pass, a layer saves its input, the result of its attention and the
+   cache: nothing per *pair* of steps. Everything else is computed again, for all steps
+   in one product.
+3. The backward loop computes only what the next step needs. Gradients of older memories
+   are collected for a block of steps and added in one product, and so are the gradients
+   of all weights.
 
-**Positions without shifts.** In a block of queries each row has its own
-distances. But the sine and cosine of a difference are sums of products,
-so that $s(t - j)$ is a linear map of $s(j)$, and the score of Eq. f4
-becomes an ordinary product with a table of *absolute* positions:
+**Positions without shifts.** In a block of queries each row has its own distances. But
+the sine and cosine of a difference are sums of products, so that $s(t - j)$ is a linear
+map of $s(j)$, and the score of Eq. f4 becomes an ordinary product with a table of
+*absolute* positions:
 
 $$q \cdot P s(t - j) = u \cdot s(t - j) = (R_t u) \cdot s(j),
   \qquad u = P^\top q \tag{g1}$$
@@ -24,16 +23,14 @@ $$R_t \begin{bmatrix} a \\ b \end{bmatrix} = \begin{bmatrix}
   b \sin\omega t - a \cos\omega t \\
   a \sin\omega t + b \cos\omega t \end{bmatrix} \tag{g2}$$
 
-where the halves $a$ and $b$ of $u$ belong to the sines and cosines.
-$R_t$ is symmetric and its own inverse: $R_t R_t = I$.
+where the halves $a$ and $b$ of $u$ belong to the sines and cosines. $R_t$ is symmetric
+and its own inverse: $R_t R_t = I$.
 
-**Weights.** The scales of the norms, the factor
-$1/\sqrt{d_{\text{key}}}$ and $P$ are multiplied into the adjacent
-matrices before the loop starts.
+**Weights.** The scales of the norms, the factor $1/\sqrt{d_{\text{key}}}$ and $P$ are
+multiplied into the adjacent matrices before the loop starts.
 
-**Dropout.** Its factors multiply what the attention adds to a state,
-the result of GELU, and what the MLP adds. Both passes get the same
-ones.
+**Dropout.** Its factors multiply what the attention adds to a state, the result of
+GELU, and what the MLP adds. Both passes get the same ones.
 """
 
 from collections.abc import Sequence
@@ -42,9 +39,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fwlab.ops.call import operators
+from fwlab.ops._recurrence import Recurrence
 from fwlab.ops.feedback.weights import EPS, FeedbackWeights
-from fwlab.ops.parts import autograd
 
 #: Steps whose gradients for older memories are collected.
 BLOCK = 32
@@ -66,26 +62,23 @@ def rotate(u: Tensor, table: Tensor) -> Tensor:
 
 
 def _norm(x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-    """Layer norm without a scale, and what its backward pass needs."""
-    y, mean, rstd = torch.native_layer_norm(
-        x, x.shape[-1:], None, None, EPS
-    )
+    """Return a layer norm without a scale, and what its backward pass needs."""
+    y, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], None, None, EPS)
     return y, (x, mean, rstd)
 
 
 def _norm_backward(dy: Tensor, x: Tensor, *saved: Tensor) -> Tensor:
-    """The gradient of `x`, from what `_norm` returned."""
+    """Return the gradient of `x`, from what `_norm` returned."""
     return torch.ops.aten.native_layer_norm_backward(
         dy, x, x.shape[-1:], *saved, None, None, [True, False, False]
     )[0]
 
 
 class Forward:
-    r"""Eqs. f1 to f7, without gradients.
+    r"""Compute Eqs. f1 to f7, without gradients.
 
-    Buffers begin with the dimensions layer and time, so that one step
-    of a layer is a contiguous `[batch, d]`, and all steps of a layer
-    are the rows of one matrix.
+    Buffers begin with the dimensions layer and time, so that one step of a layer is a
+    contiguous `[batch, d]`, and all steps of a layer are the rows of one matrix.
     """
 
     lse: Tensor | None = None
@@ -98,8 +91,8 @@ class Forward:
     ):  # fmt: skip
         r"""
         - `x`: `[batch, time, d]`.
-        - `past`: `[2, groups, batch, heads, past, key]`, keys and
-          values of earlier calls; `hidden`: `bool [batch, past]`.
+        - `past`: `[2, groups, batch, heads, past, key]`, keys and values of earlier
+          calls; `hidden`: `bool [batch * heads, 1, past]`.
         - `alpha`: $\mathrm{softmax}(w)$.
         - `to_q`: `[layers, heads, key, d]`.
         - `to_kv`: `[2 * groups * d, d]`.
@@ -111,21 +104,23 @@ class Forward:
         rows, n = batch * heads, self.past + x.shape[1]
         self.x, self.layers, self.normalize = x, len(to_out), normalize
         self.keep, self.alpha = keep, alpha
-        self.factors = _split(factors, contract)
-        many = x.shape[1] > MANY
-        self.to_kv = _right(to_kv, many)
-        parts = (to_q.flatten(1, 2), to_out, expand, contract)
-        self.weights = _each(*(_right(W, many) for W in parts))
+        d, d_ff = contract.shape[1:]
+        self.factors = None if factors is None else factors.split([d, d_ff, d], -1)
+        turned = [W.mT for W in (to_kv, to_q.flatten(1, 2), to_out, expand, contract)]
+        if x.shape[1] > MANY:  # products take up to half the time
+            turned = [W.contiguous() for W in turned]
+        self.to_kv, *parts = turned
+        self.weights = _each(*parts)
         self.group_of = range(groups) if groups > 1 else [0] * len(to_q)
         self.kv_split = x.new_empty(2, groups, batch, heads, n, key)
         self.kv_split[..., : self.past, :] = past
         self.kv = self.kv_split.view(2, groups, rows, n, key)
         back = _table(range(n, 0, -1), positions)
         self.r = back @ positions.T  # Eq. f4
-        self.hidden = _by_head(hidden, heads)
+        self.hidden = hidden
 
     def run(self) -> Tensor:
-        """All steps; returns `y`."""
+        """Compute all steps; returns `y`."""
         batch, time, d = self.x.shape
         kept = time if self.keep else 1
         self.states = self.x.new_empty(self.layers + 1, kept, batch, d)
@@ -141,16 +136,14 @@ class Forward:
             self.kv_split[..., n, :] = new
         return y
 
-    def step(
-        self, index: int, t: int, seen: Sequence[Rows], r: Tensor
-    ) -> Tensor:
-        """All layers, for the input of step `t` in `states[0, index]`.
+    def step(self, index: int, t: int, seen: Sequence[Rows], r: Tensor) -> Tensor:
+        """Compute all layers, for the input of step `t` in `states[0, index]`.
 
-        - `seen`: keys and values before it, by group; `r`: the keys of
-          their distances, `[key, memories]`.
+        - `seen`: keys and values before it, by group; `r`: the keys of their distances,
+          `[key, memories]`.
 
-        Returns keys and values of the memory of this step,
-        `[2, groups, batch, heads, key]`.
+        Returns keys and values of the memory of this step, `[2, groups, batch, heads,
+        key]`.
         """
         states = self.states[:, index]
         layers = _each(states[:-1], states[1:], self.attended[:, index])
@@ -175,14 +168,9 @@ class Forward:
         return new.permute(1, 2, 0, 3, 4)
 
     def attend(
-        self,
-        l: int,
-        q: Tensor,
-        z: Tensor,
-        seen: Sequence[Rows],
-        r: Tensor,
+        self, l: int, q: Tensor, z: Tensor, seen: Sequence[Rows], r: Tensor
     ) -> None:
-        """Eqs. f4 and f5; `q` and `z`: `[batch, d]`."""
+        """Compute Eqs. f4 and f5; `q` and `z`: `[batch, d]`."""
         K, V = seen[self.group_of[l]]
         if K.shape[1] == 0:
             z.zero_()  # nothing to attend to
@@ -194,40 +182,11 @@ class Forward:
         torch.bmm(a, V, out=z.view(len(K), 1, -1))  # Eq. f5
 
 
-class _Feedback(torch.autograd.Function):
-    """The whole loop over time, with a hand-written gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-        """Run the forward loop.
-
-        - `arguments`: those of `Forward`, then both loops.
-        """
-        *inputs, loops = arguments
-        f = loops[0](*inputs)
-        y = f.run()
-        if f.keep:
-            ctx.save_for_backward(
-                *inputs[2:11], f.states, f.attended, f.kv, f.lse
-            )
-        ctx.options = arguments[11:]
-        ctx.set_materialize_grads(False)
-        return y, f.kv
-
-    @staticmethod
-    @autograd.backward_pass
-    def backward(
-        ctx: Any, dy: Tensor | None, dkv: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        """Run the backward loop, which returns all gradients."""
-        return ctx.options[-1][1](ctx, dy, dkv).run()
-
-
 class Backward:
-    r"""From the last step to the first, from the top layer down.
+    r"""Go from the last step to the first, and from the top layer down.
 
-    Let $p_{tj}$ be the attention weights of one head and layer, and
-    $dz_t$ the gradient of the attention's result. Then
+    Let $p_{tj}$ be the attention weights of one head and layer, and $dz_t$ the gradient
+    of the attention's result. Then
 
     $$da_{tj} = p_{tj}\,(dz_t \cdot v_j - dz_t \cdot z_t) \tag{g3}$$
     $$dv_j = \sum_{t>j} p_{tj}\, dz_t, \qquad
@@ -235,19 +194,20 @@ class Backward:
     $$dq_t = \sum_{j<t} da_{tj}\, k_j, \qquad
       du_t = \sum_{j<t} da_{tj}\, s(t - j) \tag{g5}$$
 
-    When the loop arrives at memory $j$, all later steps are done, so
-    all terms of (g4) are known. Those of the same block are summed for
-    each memory, those of later blocks in one product per block.
+    When the loop arrives at memory $j$, all later steps are done, so all terms of (g4)
+    are known. Those of the same block are summed for each memory, those of later blocks
+    in one product per block.
     """
 
     m_norm: tuple[Tensor, Tensor, Tensor] | None
 
-    def __init__(self, ctx: Any, dy: Tensor | None, dkv: Tensor | None):
+    def __init__(self, x: Any, kept: Any, gradients: Any, needed: Any, normalize: bool):
         """Recompute what was not saved, for all steps at once."""
-        (hidden, alpha, to_q, positions, to_kv, to_out, expand,
-         contract, factors, states, attended, kv,
-         self.lse) = ctx.saved_tensors  # fmt: skip
-        normalize = ctx.options[0]
+        (_, _, hidden, alpha, to_q, positions, to_kv, to_out, expand, contract,
+         factors) = x  # fmt: skip
+        states, attended, *lse, kv = kept
+        self.lse: Any = lse[0] if lse else None  # kernels have one
+        dy, dkv = gradients
         self.states, self.attended, self.kv = states, attended, kv
         self.to_kv, self.to_out = to_kv, to_out
         self.expand, self.contract = expand, contract
@@ -256,20 +216,19 @@ class Backward:
         layers, time, batch, d = attended.shape
         _, groups, rows, n, key = kv.shape
         heads = rows // batch
-        self.hidden = _by_head(hidden, heads)
+        self.hidden = hidden
         self.past, self.split = n - time, (batch, heads)
-        self.to_past = ctx.needs_input_grad[1]
+        self.to_past = needed[1]
         self.group_of = range(layers) if groups > 1 else [0] * layers
         self.flat = (layers, time * batch, -1)
 
         x = states[:-1]
         self.to_qu = _with_positions(to_q, positions)
         self.normed, self.x_norm = _norm(x)
-        q = torch.bmm(
-            self.normed.view(self.flat), to_q.flatten(1, 2).mT
-        )
+        q = torch.bmm(self.normed.view(self.flat), to_q.flatten(1, 2).mT)
         q = q.view(layers, time, batch, heads, key)
-        self.factors = _split(factors, contract)
+        d_ff = contract.shape[2]
+        self.factors = None if factors is None else factors.split([d, d_ff, d], -1)
         added = (attended.view(self.flat), to_out.mT)
         if self.factors is None:
             middle = torch.baddbmm(x.reshape(self.flat), *added)
@@ -293,8 +252,8 @@ class Backward:
         vectors[0] = q.permute(0, 2, 3, 1, 4)
         self.vectors = vectors.flatten(0, 3)
 
-        # The gradients of every step. At the end, the gradients of the
-        # weights are products with them.
+        # The gradients of every step. At the end, the gradients of the weights are
+        # products with them.
         self.dx = torch.zeros_like(states)
         if dy is not None:
             self.dx[-1] = dy.transpose(0, 1)
@@ -314,7 +273,7 @@ class Backward:
         self.dkv_split = self.dkv.unflatten(2, self.split)
 
     def run(self) -> tuple[Tensor | None, ...]:
-        """The loop, and then the gradients that no step needs."""
+        """Run the loop, and then compute the gradients that no step needs."""
         self.loop()
         _, time, batch, d = self.attended.shape
         flat = self.flat
@@ -322,9 +281,7 @@ class Backward:
         self.dx[0] += _norm_backward(
             dn.view(time, batch, d), *(p[0] for p in self.x_norm)
         )
-        d_to_qu = torch.bmm(
-            self.d_qu.view(flat).mT, self.normed.view(flat)
-        )
+        d_to_qu = torch.bmm(self.d_qu.view(flat).mT, self.normed.view(flat))
         d_to_qu = d_to_qu.view(*self.to_q.shape[:2], -1, d)
         key = self.to_q.shape[2]
         d_to_q, d_to_u = d_to_qu.tensor_split([key], 2)
@@ -334,35 +291,28 @@ class Backward:
             self.dkv_split[..., : self.past, :],
             None,
             torch.mv(self.states.flatten(1), self.d_m.flatten()),
-            d_to_q
-            + torch.einsum("kf,lhfd->lhkd", self.positions, d_to_u),
+            d_to_q + torch.einsum("kf,lhfd->lhkd", self.positions, d_to_u),
             torch.einsum("lhkd,lhfd->kf", self.to_q, d_to_u),
             d_to_kv,
             torch.bmm(
                 self.dropped(0, self.d_middle).reshape(flat).mT,
                 self.attended.view(flat),
             ),
-            torch.bmm(
-                self.dh.view(flat).mT, self.normed_mlp.view(flat)
-            ),
-            torch.bmm(
-                self.dropped(2, self.dx[1:]).reshape(flat).mT, self.h
-            ),
-            *(None,) * 4,
+            torch.bmm(self.dh.view(flat).mT, self.normed_mlp.view(flat)),
+            torch.bmm(self.dropped(2, self.dx[1:]).reshape(flat).mT, self.h),
+            None,
         )
 
     def dropped(self, which: int, dx: Tensor, *at: int) -> Tensor:
-        """A gradient times the factors of dropout, if there are any."""
+        """Multiply a gradient by the factors of dropout, if there are any."""
         if self.factors is None:
             return dx
         return dx * self.factors[which][at]
 
     def loop(self) -> None:
-        """Blocks of steps, the last one first."""
+        """Go through blocks of steps, the last one first."""
         layers, time = self.attended.shape[:2]
-        weights = _each(
-            self.contract, self.expand, self.to_out, self.to_qu
-        )
+        weights = _each(self.contract, self.expand, self.to_out, self.to_qu)
         rows, key = self.q.shape[1::2]
         by_head = (layers, time, rows, 1, key)
         rooms = (
@@ -373,10 +323,7 @@ class Backward:
             self.d_qu.view(layers, time, rows, -1),
         )  # fmt: skip
         steps = [_each(*room) for room in _each(*rooms)]
-        norms = [
-            _each(*part)
-            for part in _each(*self.middle_norm, *self.x_norm)
-        ]
+        norms = [_each(*part) for part in _each(*self.middle_norm, *self.x_norm)]
         # A row times them is faster this way.
         keys, values = self.kv[0], self.kv[1].mT.contiguous()
         for start in reversed(range(0, time, BLOCK)):
@@ -400,7 +347,7 @@ class Backward:
             self.older(start, stop, *pairs)
 
     def attention_weights(self, start: int, stop: int) -> Tensor:
-        """Zeros for $da$, and the weights $p$ of a block of queries.
+        """Return zeros for $da$, and the weights $p$ of a block of queries.
 
         - Returns `[2, layers, batch * heads, steps, memories]`.
         """
@@ -417,10 +364,10 @@ class Backward:
         return pairs
 
     def memory(self, t: int, later: Tensor) -> None:
-        """Back through Eqs. f2 and f1: from keys, values to states.
+        """Go back through Eqs. f2 and f1, from keys and values to states.
 
-        - `later`: the pairs of this memory with later steps of the
-          block, `[2, layers, batch * heads, steps]`.
+        - `later`: the pairs of this memory with later steps of the block, `[2, layers,
+          batch * heads, steps]`.
         """
         layers, new, steps = len(self.q), self.d_new[t], later.shape[-1]
         if steps:
@@ -442,16 +389,15 @@ class Backward:
         self, l: int, t: int, weights: Rows, step: Rows, norms: Rows,
         seen: Rows, pairs: Rows, back: Tensor, first: int,
     ) -> None:  # fmt: skip
-        """Back through Eqs. f7 to f4: from a state to the one below.
+        """Go back through Eqs. f7 to f4, from a state to the one below.
 
-        The query of the lowest layer depends on $x$ alone, so no
-        earlier step needs its gradient: (g3) is computed only for the
-        keys of the block, from `first` on.
+        The query of the lowest layer depends on $x$ alone, so no earlier step needs its
+        gradient: (g3) is computed only for the keys of the block, from `first` on.
 
-        - `weights`, `step`, `norms`: what belongs to this layer, and
-          to this step: room for gradients, and what norms have saved.
-        - `seen`: keys and values before it; `pairs`: $da$ and $p$;
-          `back`: the positions of their distances.
+        - `weights`, `step`, `norms`: what belongs to this layer, and to this step: room
+          for gradients, and what norms have saved.
+        - `seen`: keys and values before it; `pairs`: $da$ and $p$; `back`: the
+          positions of their distances.
         """
         contract, expand, to_out, to_qu = weights
         up, dh, below, dx, z, dz_t, d_qu, d_heads = step
@@ -479,10 +425,8 @@ class Backward:
         dn = torch.mm(d_qu, to_qu)
         dx.add_(_norm_backward(dn, *norms[3:]))
 
-    def older(
-        self, start: int, stop: int, da: Tensor, p: Tensor
-    ) -> None:
-        """The gradients of a block for the memories before it."""
+    def older(self, start: int, stop: int, da: Tensor, p: Tensor) -> None:
+        """Add the gradients of a block for the memories before it."""
         old, n = self.past + start, self.past + stop
         steps, (rows, key) = slice(start, stop), self.q.shape[1::2]
         # The lowest layer: (g3) for older keys, and its queries.
@@ -503,23 +447,6 @@ class Backward:
                 d_part[group, :, :old] += torch.bmm(
                     pairs[..., :old].mT, vectors[:, steps]
                 )  # (g4)
-
-
-def _by_head(hidden: Tensor | None, heads: int) -> Tensor | None:
-    """Which memories are hidden, `[batch * heads, 1, past]`."""
-    if hidden is None:
-        return None
-    return hidden.repeat_interleave(heads, 0)[:, None]
-
-
-def _split(
-    factors: Tensor | None, contract: Tensor
-) -> tuple[Tensor, ...] | None:
-    """Split factors: of attention, inside the MLP, of its result."""
-    if factors is None:
-        return None
-    d, d_ff = contract.shape[1:]
-    return factors.split([d, d_ff, d], -1)
 
 
 def _add(
@@ -548,7 +475,7 @@ def _table(steps: range, positions: Tensor) -> Tensor:
 
 
 def _with_positions(to_q: Tensor, positions: Tensor) -> Tensor:
-    """One matrix per layer, for the queries and the $u$ of (g1).
+    """Return one matrix per layer, for the queries and the $u$ of (g1).
 
     Returns `[layers, heads * (key + features), d]`.
     """
@@ -564,24 +491,13 @@ def _each(*parts: Tensor) -> list[tuple[Tensor, ...]]:
     return [*zip(*(part.unbind() for part in parts), strict=True)]
 
 
-def _right(W: Tensor, many: bool) -> Tensor:
-    """Transposed weights, to multiply rows from the right.
-
-    A product takes up to half the time if they lie in memory that way,
-    which pays if there are many.
-    """
-    return W.mT.contiguous() if many else W.mT
-
-
 def _gelu_slope_(h: Tensor) -> Tensor:
-    """The derivative of GELU, in place."""
-    return torch.ops.aten.gelu_backward.grad_input(
-        torch.ones_like(h), h, grad_input=h
-    )
+    """Compute the derivative of GELU, in place."""
+    return torch.ops.aten.gelu_backward.grad_input(torch.ones_like(h), h, grad_input=h)
 
 
 def _softmax(a: Tensor, hidden: Tensor | None) -> Tensor:
-    """Softmax over the keys that are not hidden; 0 if all are."""
+    """Take the softmax over the keys that are not hidden; 0 if all are."""
     if hidden is None:
         return torch.softmax(a, -1)
     past = hidden.shape[-1]
@@ -591,9 +507,7 @@ def _softmax(a: Tensor, hidden: Tensor | None) -> Tensor:
     return a
 
 
-def _causal_softmax(
-    a: Tensor, old: int, hidden: Tensor | None
-) -> Tensor:
+def _causal_softmax(a: Tensor, old: int, hidden: Tensor | None) -> Tensor:
     """`_softmax` for a block whose first query sees `old` keys."""
     steps = a.shape[1]
     later = a.new_ones(steps, steps, dtype=torch.bool).triu()
@@ -603,35 +517,46 @@ def _causal_softmax(
     return a
 
 
-def _shapes(x: Tensor, past: Tensor, *others: Any) -> tuple[Any, Any]:
-    """What `_Feedback` returns and what it saves, without data."""
-    (batch, time, d), layers = x.shape, len(others[5])
-    _, groups, _, heads, before, key = past.shape
-    rows, n = batch * heads, before + time
-    kv = x.new_empty(2, groups, rows, n, key)
-    saved: Any = ()
-    if others[-2]:  # `keep`
-        states = x.new_empty(layers + 1, time, batch, d)
-        lse: Tensor | None = None
-        if others[-1][0] is not Forward:
-            lse = x.new_empty(layers, rows, time)
-        saved = *others[:9], states, states[1:], kv, lse
-    return (torch.empty_like(x), kv), saved
+def _shapes(x: Any, keep: bool, normalize: bool, lse: bool) -> Any:
+    """Return empty tensors as the forward loop does."""
+    (batch, time, d), layers = x[0].shape, x[7].shape[0]
+    _, groups, _, heads, past, key = x[1].shape
+    rows = batch * heads
+    sizes: list[Any] = [(layers + 1, time, batch, d), (layers, time, batch, d)]
+    sizes += [(layers, rows, time)] * lse
+    kv = x[0].new_empty(2, groups, rows, past + time, key)
+    kept = [x[0].new_empty(size) for size in sizes] if keep else []
+    return [torch.empty_like(x[0]), kv], kept
 
 
-def operator(name: str, loops: tuple[Any, Any]) -> operators.Operator:
-    """Both loops, where a call is only traced."""
-    return operators.Operator(
-        name, _Feedback, SCHEMA, 2, loops, shapes=_shapes
+def recurrence(name: str, forward: Any, backward: Any, lse: bool) -> Recurrence:
+    """Join both loops.
+
+    - `forward`, `backward`: classes such as `Forward` and `Backward`.
+    - `lse`: whether the forward loop keeps logarithms of sums.
+    """
+
+    def run(x: Any, keep: bool, normalize: bool) -> Any:
+        """Return the results of the forward loop, and what the backward loop needs."""
+        loop = forward(*x, normalize, keep)
+        y = loop.run()
+        kept = loop.states, loop.attended, *[loop.lse] * lse
+        return (y, loop.kv), (kept if keep else ())
+
+    return Recurrence(
+        name,
+        "Tensor x, Tensor past, Tensor? hidden, Tensor alpha, Tensor to_q, "
+        "Tensor positions, Tensor to_kv, Tensor to_out, Tensor expand, "
+        "Tensor contract, Tensor? factors",
+        "bool normalize",
+        run,
+        lambda *given: backward(*given).run(),
+        lambda x, keep, normalize: _shapes(x, keep, normalize, lse),
+        reads=(1,),
     )
 
 
-SCHEMA = (
-    "Tensor x, Tensor past, Tensor? hidden, Tensor alpha, Tensor to_q, "
-    "Tensor positions, Tensor to_kv, Tensor to_out, Tensor expand, "
-    "Tensor contract, Tensor? factors, bool normalize, bool keep"
-)
-_operator = operator("feedback", (Forward, Backward))
+_recurrence = recurrence("feedback", Forward, Backward, lse=False)
 
 
 def feedback(
@@ -642,10 +567,9 @@ def feedback(
     v: Tensor,
     mask: Tensor | None,
     factors: Tensor | None = None,
-    loops: tuple[Any, Any] = (Forward, Backward),
-    operator: operators.Operator = _operator,
+    recurrence: Recurrence = _recurrence,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Arguments and results of the naive version, and dropout.
+    """Return what the naive version does, with dropout.
 
     - `factors`: `[batch, time, layers, 2 * d + d_ff]`; None = 1.
     """
@@ -655,11 +579,10 @@ def feedback(
     to_kv = torch.stack([w.to_k, w.to_v])
     if w.norm_memory is not None:
         to_kv = to_kv * w.norm_memory[:, None]
-    run = operator if operators.traced(x) else _Feedback.apply
-    y, kv = run(
+    inputs = (
         x,
         torch.stack([k, v]).permute(0, 3, 1, 4, 2, 5),
-        None if mask is None else ~mask,
+        None if mask is None else ~mask.repeat_interleave(heads, 0)[:, None],
         torch.softmax(w.merge, dim=0),
         to_q.unflatten(1, (heads, -1)),
         w.positions,
@@ -668,9 +591,7 @@ def feedback(
         w.expand * w.norm_mlp[:, None],
         w.contract,
         None if factors is None else factors.permute(2, 1, 0, 3),
-        w.norm_memory is not None,
-        autograd.will_go_back(x, k, v, *w),
-        loops,
     )
+    y, kv = recurrence(inputs, w.norm_memory is not None)
     kv = kv.unflatten(2, (-1, heads)).permute(0, 2, 4, 1, 3, 5)
     return y, kv[0], kv[1]

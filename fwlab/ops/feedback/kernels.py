@@ -1,37 +1,33 @@
 r"""# Feedback memory on a GPU
 
-A step is a chain of about ten small operations per layer, and each of
-them takes less time than its launch. So the step is recorded once, as a
-*CUDA graph*, and replayed for every step of the sequence, with one
-launch for the whole step. A replay repeats the same operations on the
-same addresses. Therefore
+A step is a chain of about ten small operations per layer, and each of them takes less
+time than its launch. So the step is recorded once, as a *CUDA graph*, and replayed for
+every step of the sequence, with one launch for the whole step. A replay repeats the
+same operations on the same addresses. Therefore
 
 1. all layers of a step work in buffers with fixed addresses, and what
    is needed later is copied to its index in time;
 2. the current step is known only to a *clock* in HBM, which the graph
    itself advances. The kernels look up the number of memories there.
 
-The mathematics is that of the efficient form. Kernels replace some of
-its products: those of one query with all memories before it, forward
-and backward, and of one memory with all queries after it. Tensor cores
-have no use for a single query; the kernels multiply and add as they
-load.
+The mathematics is that of the efficient form. Kernels replace some of its products:
+those of one query with all memories before it, forward and backward, and of one memory
+with all queries after it. Tensor cores have no use for a single query; the kernels
+multiply and add as they load.
 
-**Forward.** The sum over memories goes tile by tile, with a running
-maximum of the scores, so that it never needs all scores at once. It
-also stores
+**Forward.** The sum over memories goes tile by tile, with a running maximum of the
+scores, so that it never needs all scores at once. It also stores
 
 $$\mathrm{LSE}_t = \log \sum_{j \lt t} e^{a_{tj}} \tag{k1}$$
 
-**Backward.** From this, each attention weight can be computed on its
-own:
+**Backward.** From this, each attention weight can be computed on its own:
 
 $$p_{tj} = e^{a_{tj} - \mathrm{LSE}_t}, \qquad
   da_{tj} = p_{tj}\,(dz_t \cdot v_j - D_t), \qquad
   D_t = dz_t \cdot z_t \tag{k2}$$
 
-so nothing is kept per pair of steps. The gradient of a memory is summed
-over *all* later steps when it is needed:
+so nothing is kept per pair of steps. The gradient of a memory is summed over *all*
+later steps when it is needed:
 
 $$dv_j = \sum_{t \gt j} p_{tj}\, dz_t, \qquad
   dk_j = \sum_{t \gt j} da_{tj}\, q_t \tag{k3}$$
@@ -41,13 +37,12 @@ With $r_\delta = P s(\delta)$ of Eq. f4 the gradient of a query is
 $$dq_t = \sum_{j \lt t} da_{tj}\, k_j + P\,du_t, \qquad
   P\,du_t = \sum_{j \lt t} da_{tj}\, r_{t-j} \tag{k4}$$
 
-Bytes and operations below are those of one program, for $n$ memories
-(or queries) of $K$ channels with $F$ waves, all in float32. The lower
-bounds are estimates for an H200. There is at most one program per
-multiprocessor, and each gets about 40 GB/s from the shared L2 cache: at
-$n = 512$ and $K = 64$ that takes 10 µs, and half of it on average over
-a sequence. For less work, the lower bound is the start of a kernel in a
-graph, about 2 µs.
+Bytes and operations below are those of one program, for $n$ memories (or queries) of
+$K$ channels with $F$ waves, all in float32. The lower bounds are estimates for an H200.
+There is at most one program per multiprocessor, and each gets about 40 GB/s from the
+shared L2 cache: at $n = 512$ and $K = 64$ that takes 10 µs, and half of it on average
+over a sequence. For less work, the lower bound is the start of a kernel in a graph,
+about 2 µs.
 """
 
 import functools
@@ -60,7 +55,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fwlab.ops.call import launcher
+from fwlab.ops import _triton
 from fwlab.ops.feedback import efficient
 from fwlab.ops.feedback.weights import FeedbackWeights
 
@@ -81,14 +76,13 @@ def attend(
     q, k, v, r, hidden, z, lse, clock, N, time, past, K: tl.constexpr,
     BK: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Eqs. f4, f5 and (k1): one query of one head, all its memories.
+    """Compute Eqs. f4, f5 and (k1): one query of one head, all its memories.
 
-    Each of the BN rows of a tile has its own maximum and sum, which are
-    combined once, at the end.
+    Each of the BN rows of a tile has its own maximum and sum, which are combined once,
+    at the end.
 
-    Loads 4 n (3 K) bytes (k, v and r, of which r comes from the cache),
-    stores 4 (K + 1). Operations: 6 n K. Lower bound: the bytes,
-    0.3 n K ns.
+    Loads 4 n (3 K) bytes (k, v and r, of which r comes from the cache), stores 4 (K +
+    1). Operations: 6 n K. Lower bound: the bytes, 0.3 n K ns.
     """
     row = tl.program_id(0).to(tl.int64)
     t, n = tl.load(clock), tl.load(clock + 1).to(tl.int32)
@@ -106,9 +100,7 @@ def attend(
         visible = j < n
         inside = visible[:, None] & channel[None, :]
         if hidden is not None:
-            visible &= ~tl.load(
-                hidden + row * past + j, mask=j < past, other=0
-            )
+            visible &= ~tl.load(hidden + row * past + j, mask=j < past, other=0)
         at = j[:, None] * K + c[None, :]
         key = tl.load(k + at, mask=inside, other=0.0)
         key += tl.load(r + at, mask=inside, other=0.0)
@@ -135,13 +127,13 @@ def attend_backward(
     N, time, past, K: tl.constexpr, BK: tl.constexpr, F: tl.constexpr,
     BF: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """(k2) and (k4): the gradient of one query of one head.
+    """Compute (k2) and (k4): the gradient of one query of one head.
 
-    It stores the two parts of dq apart, as the efficient form does, and
-    dz and D for `pull`.
+    It stores the two parts of dq apart, as the efficient form does, and dz and D for
+    `pull`.
 
-    Loads 4 n (3 K + F) bytes, stores 4 (3 K + F + 1). Operations:
-    n (9 K + 2 F). Lower bound: the bytes, 0.1 n (3 K + F) ns.
+    Loads 4 n (3 K + F) bytes, stores 4 (3 K + F + 1). Operations: n (9 K + 2 F). Lower
+    bound: the bytes, 0.1 n (3 K + F) ns.
     """
     row = tl.program_id(0).to(tl.int64)
     rows = tl.num_programs(0)
@@ -169,9 +161,7 @@ def attend_backward(
         inside = visible[:, None] & channel[None, :]
         waves = visible[:, None] & wave[None, :]
         if hidden is not None:
-            visible &= ~tl.load(
-                hidden + row * past + j, mask=j < past, other=0
-            )
+            visible &= ~tl.load(hidden + row * past + j, mask=j < past, other=0)
         at = j[:, None] * K + c[None, :]
         key = tl.load(k + at, mask=inside, other=0.0)
         position = tl.load(r + at, mask=inside, other=0.0)
@@ -202,17 +192,15 @@ def pull(
     heads, layers, groups, K: tl.constexpr, BK: tl.constexpr,
     BN: tl.constexpr,
 ):  # fmt: skip
-    """(k2) and (k3): the gradient of one memory in one head and layer.
+    """Compute (k2) and (k3): the gradient of one memory in one head and layer.
 
-    This sums over all queries after it, which are contiguous in time.
-    With a clock, the memory is that of its step; without one, each
-    program has its own.
+    This sums over all queries after it, which are contiguous in time. With a clock, the
+    memory is that of its step; without one, each program has its own.
 
-    Loads 4 n (3 K + 2) bytes (q, dz and r, of which r comes from the
-    cache), stores 8 K. Operations: 9 n K. Lower bound: the bytes,
-    0.3 n K ns if there are at least as many multiprocessors as layers
-    and heads. If q and dz of all of them do not fit into the cache,
-    they come from HBM, 8 n K bytes per layer and head.
+    Loads 4 n (3 K + 2) bytes (q, dz and r, of which r comes from the cache), stores 8
+    K. Operations: 9 n K. Lower bound: the bytes, 0.3 n K ns if there are at least as
+    many multiprocessors as layers and heads. If q and dz of all of them do not fit into
+    the cache, they come from HBM, 8 n K bytes per layer and head.
     """
     program = tl.program_id(0).to(tl.int64)
     rows = batch.to(tl.int64) * heads
@@ -229,9 +217,7 @@ def pull(
     value = tl.load(kv + other + pair, mask=channel, other=0.0)
     hidden_memory = False
     if hidden is not None:
-        hidden_memory = tl.load(
-            hidden + row * past + j, mask=j < past, other=0
-        )
+        hidden_memory = tl.load(hidden + row * past + j, mask=j < past, other=0)
     q += (l * rows + row) * time * K
     dz += (l * rows + row) * time * K
     lse += (l * rows + row) * time
@@ -271,10 +257,10 @@ def pull(
 
 @triton.jit(do_not_specialize=["width"])
 def slope(dh, saved, clock, width, BW: tl.constexpr):
-    """Through the GELU: dh times its slope; the product replaces both.
+    """Go back through the GELU: dh times its slope; the product replaces both.
 
-    Loads 8 bytes per scalar, stores 8; one operation. Lower bound: the
-    start of a kernel.
+    Loads 8 bytes per scalar, stores 8; one operation. Lower bound: the start of a
+    kernel.
     """
     t = tl.load(clock)
     at = tl.program_id(0).to(tl.int64) * BW + tl.arange(0, BW)
@@ -290,17 +276,17 @@ def norm_backward(
     dy, y, rstd, base, alpha, dm, dx, saved, clock, d, l,
     BD: tl.constexpr,
 ):  # fmt: skip
-    r"""Through a norm, for one sequence, plus other gradients.
+    r"""Go back through a norm, for one sequence, plus other gradients.
 
     $$dx = \mathrm{rstd}\,\big(dy - \overline{dy}
         - y\;\overline{y\,dy}\big) \tag{k5}$$
 
-    with means over channels, and $y$ the output of the norm before its
-    scale. `base` is the gradient that bypasses the norm; `alpha` and
-    `dm` are those of the memory, Eq. f1.
+    with means over channels, and $y$ the output of the norm before its scale. `base` is
+    the gradient that bypasses the norm; `alpha` and `dm` are those of the memory, Eq.
+    f1.
 
-    Loads at most 16 d bytes, stores 8 d. Operations: 11 d. Lower bound:
-    the start of a kernel.
+    Loads at most 16 d bytes, stores 8 d. Operations: 11 d. Lower bound: the start of a
+    kernel.
     """
     row, t = tl.program_id(0).to(tl.int64), tl.load(clock)
     c = tl.arange(0, BD)
@@ -310,9 +296,7 @@ def norm_backward(
     g = tl.load(dy + at, mask=inside, other=0.0)
     x = tl.load(y + at_t, mask=inside, other=0.0)
     mean, slant = tl.sum(g, 0) / d, tl.sum(g * x, 0) / d
-    g = (g - mean - x * slant) * tl.load(
-        rstd + t * tl.num_programs(0) + row
-    )  # (k5)
+    g = (g - mean - x * slant) * tl.load(rstd + t * tl.num_programs(0) + row)  # (k5)
     if base is not None:
         g += tl.load(base + at, mask=inside, other=0.0)
     if dm is not None:
@@ -323,7 +307,7 @@ def norm_backward(
 
 
 def _sizes(key: int, features: int = 1) -> dict[str, int]:
-    """Sizes of tiles; their widths are powers of two."""
+    """Return the sizes of tiles; their widths are powers of two."""
     BK = max(triton.next_power_of_2(key), 16)
     BF = max(triton.next_power_of_2(features), 16)
     return {"K": key, "BK": BK, "BN": min(TILE // max(BK, BF), 128)}
@@ -331,10 +315,9 @@ def _sizes(key: int, features: int = 1) -> dict[str, int]:
 
 @functools.cache
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream that records all graphs of a device.
+    """Return the stream that records all graphs of a device.
 
-    There is only one, because cuBLAS never frees the workspace of a
-    stream.
+    There is only one, because cuBLAS never frees the workspace of a stream.
     """
     return torch.cuda.Stream(device)
 
@@ -346,14 +329,12 @@ _last: dict[torch.device, torch.cuda.CUDAGraph] = {}
 def play(step: Callable[[], None], times: int, like: Tensor) -> None:
     """Call `step` this many times, on a GPU by replaying a graph of it.
 
-    Each call of the operation records a graph of its own. This takes as
-    long as a few of many steps. A graph for several calls would need
-    copies of the weights and of everything that the backward pass
-    needs, and a second forward pass before the backward pass would
-    overwrite them.
+    Each call of the operation records a graph of its own. This takes as long as a few
+    of many steps. A graph for several calls would need copies of the weights and of
+    everything that the backward pass needs, and a second forward pass before the
+    backward pass would overwrite them.
 
-    Within a graph that the caller records, the steps become part of
-    that graph.
+    Within a graph that the caller records, the steps become part of that graph.
     """
     with torch.cuda.device_of(like):
         if (
@@ -380,14 +361,12 @@ def play(step: Callable[[], None], times: int, like: Tensor) -> None:
             current.wait_stream(side)
 
 
-def _recorded(
-    step: Callable[[], None], device: torch.device
-) -> torch.cuda.CUDAGraph:
-    """A graph of `step`, which is not computed.
+def _recorded(step: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph:
+    """Record a graph of `step`, which is not computed.
 
-    `torch.cuda.graph` would wait for the GPU and empty the cache of all
-    memory each time. All graphs of a device run one after the other on
-    one stream. So they share memory, which the last one holds.
+    `torch.cuda.graph` would wait for the GPU and empty the cache of all memory each
+    time. All graphs of a device run one after the other on one stream. So they share
+    memory, which the last one holds.
     """
     graph = torch.cuda.CUDAGraph()
     pool = _last[device].pool() if device in _last else None
@@ -402,14 +381,14 @@ def _recorded(
 
 
 def _clock(t: int, n: int, like: Tensor) -> Tensor:
-    """Both in HBM, without a copy that a graph cannot record."""
+    """Put both into HBM, without a copy that a graph cannot record."""
     clock = like.new_full((2,), n, dtype=torch.int64)
     clock[:1].fill_(t)
     return clock
 
 
 class Forward(efficient.Forward):
-    """The step of the efficient form, in buffers of fixed address."""
+    """Compute the step of the efficient form in buffers of fixed address."""
 
     def run(self) -> Tensor:
         """Record one step as a graph, and play it for all."""
@@ -436,14 +415,12 @@ class Forward(efficient.Forward):
         self.attended, self.states = saved[:layers], saved[layers:]
         return saved[-1].transpose(0, 1).contiguous()
 
-    def attend(
-        self, l: int, q: Tensor, z: Tensor, seen: Any, r: Tensor
-    ) -> None:
-        """One kernel in place of scores, softmax and mean."""
+    def attend(self, l: int, q: Tensor, z: Tensor, seen: Any, r: Tensor) -> None:
+        """Launch one kernel in place of scores, softmax and mean."""
         K, V = self.kv[:, self.group_of[l]]
         rows, N, key = K.shape
         assert self.lse is not None
-        launcher.launch(
+        _triton.launch(
             attend, (rows,), q, K, V, r, self.hidden, z,
             self.lse[l], self.clock, N, self.x.shape[1], self.past,
             warps=8, **_sizes(key),
@@ -451,7 +428,7 @@ class Forward(efficient.Forward):
 
 
 class Backward(efficient.Backward):
-    """The same for the backward pass, with (k3) instead of blocks."""
+    """Compute the backward pass, with (k3) instead of blocks."""
 
     def loop(self) -> None:
         """Record one step, and play it from last to first."""
@@ -463,7 +440,7 @@ class Backward(efficient.Backward):
         dy = self.dx[-1]
 
         def step() -> None:
-            """The memory of the step, then its layers."""
+            """Go back through the memory of the step, then its layers."""
             t = self.clock[:1]
             dm = self.memory_at_clock()
             up = dy.index_select(0, t)[0] + self.alpha[-1] * dm
@@ -473,17 +450,13 @@ class Backward(efficient.Backward):
 
         play(step, time, self.kv)
         self.dx[-1].addcmul_(self.alpha[-1], self.d_m)
-        torch.addcmul(
-            self.d_middle[0], self.alpha[0], self.d_m, out=self.dx[0]
-        )
+        torch.addcmul(self.d_middle[0], self.alpha[0], self.d_m, out=self.dx[0])
         if self.past and self.to_past:
             pulled = self.pull(self.past, None)
-            self.dkv_split[..., : self.past, :] = pulled.permute(
-                2, 3, 1, 4, 0, 5
-            )
+            self.dkv_split[..., : self.past, :] = pulled.permute(2, 3, 1, 4, 0, 5)
 
     def pull(self, count: int, clock: Tensor | None) -> Tensor:
-        """Gradients of keys and values of the first `count` memories.
+        """Return the gradients of keys and values of the first `count` memories.
 
         With a clock, of the memory of its step.
 
@@ -493,7 +466,7 @@ class Backward(efficient.Backward):
         groups, _, N, _ = self.kv.shape[1:]
         batch, heads = self.split
         out = self.q.new_empty(count, batch, 2, layers, heads, key)
-        launcher.launch(
+        _triton.launch(
             pull, (count * layers * rows,), self.q, self.dz, self.lse,
             self.D, self.kv, self.dkv, self.r, self.hidden, out, clock,
             N, time, self.past, batch, heads, layers, groups, warps=8,
@@ -502,7 +475,7 @@ class Backward(efficient.Backward):
         return out if groups == layers else out.sum(3, keepdim=True)
 
     def memory_at_clock(self) -> Tensor:
-        """Through Eqs. f2 and f1; returns the gradient of $m_t$."""
+        """Go back through Eqs. f2 and f1; returns the gradient of $m_t$."""
         t, new = self.clock[:1], self.pull(1, self.clock)
         self.d_new.index_copy_(0, t, new)
         dm = torch.mm(new.view(self.split[0], -1), self.to_kv)
@@ -512,9 +485,9 @@ class Backward(efficient.Backward):
         return self.norm(dm, self.m, self.m_norm[2], self.d_m)
 
     def layer_at_clock(self, l: int, up: Tensor, dm: Tensor) -> Tensor:
-        """Through Eqs. f7 to f4; returns the gradient of $x_t^l$."""
+        """Go back through Eqs. f7 to f4; returns the gradient of $x_t^l$."""
         dh = torch.mm(up, self.contract[l])
-        launcher.launch(
+        _triton.launch(
             slope, (triton.cdiv(dh.numel(), 1024),), dh, self.dh[l],
             self.clock, dh.numel(), warps=4, BW=1024,
         )  # fmt: skip
@@ -528,7 +501,7 @@ class Backward(efficient.Backward):
         rows, N, key = K.shape
         features = self.back.shape[1]
         sizes = _sizes(key, features)
-        launcher.launch(
+        _triton.launch(
             attend_backward, (rows,), dz, self.attended[l], self.q[l],
             self.lse[l], K, V, self.r, self.back, self.hidden,
             self.dz[l], self.D[l], self.d_qu[l], dq, self.clock, N,
@@ -553,10 +526,10 @@ class Backward(efficient.Backward):
         dm: Tensor | None = None,
         l: int = 0,
     ) -> Tensor:
-        """(k5) for all sequences."""
+        """Compute (k5) for all sequences."""
         dx = torch.empty_like(dy)
         batch, d = dy.shape
-        launcher.launch(
+        _triton.launch(
             norm_backward, (batch,), dy, y, rstd, base,
             None if dm is None else self.alpha, dm, dx, saved,
             self.clock, d, l, warps=8, BD=triton.next_power_of_2(d),
@@ -564,16 +537,13 @@ class Backward(efficient.Backward):
         return dx
 
 
-_operator = efficient.operator("feedback_kernels", (Forward, Backward))
+_recurrence = efficient.recurrence("feedback_kernels", Forward, Backward, lse=True)
 
 
 def feedback(
     x: Tensor, weights: FeedbackWeights, heads: int, k: Tensor,
     v: Tensor, mask: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Arguments and results of the naive version."""
-    return efficient.feedback(
-        *(x, weights, heads, k, v, mask),
-        loops=(Forward, Backward),
-        operator=_operator,
-    )
+    """Compute the arguments and results of the naive version."""
+    given = x, weights, heads, k, v, mask
+    return efficient.feedback(*given, recurrence=_recurrence)

@@ -1,19 +1,17 @@
 r"""# Feedback memory, one step at a time
 
-A layer of a transformer attends to what the layer below it has
-computed, never to anything higher. The feedback transformer keeps *one*
-memory per step, made from the results of all layers at that step, and
-every layer of every later step attends to it. So even the lowest layer
-can use the highest representations of the past. The price is that the
-steps must be computed one after the other.
+A layer of a transformer attends to what the layer below it has computed, never to
+anything higher. The feedback transformer keeps *one* memory per step, made from the
+results of all layers at that step, and every layer of every later step attends to it.
+So even the lowest layer can use the highest representations of the past. The price is
+that the steps must be computed one after the other.
 
-The model is that of [Fan et al.
-2020](https://arxiv.org/abs/2002.09402), with equation numbers of our
-own. The positions are not theirs: a learned table has a maximum length,
+The model is that of [Fan et al. 2020](https://arxiv.org/abs/2002.09402), with equation
+numbers of our own. The positions are not theirs: a learned table has a maximum length,
 but a projection of sinusoids (as in Transformer-XL) has none.
 
-The functions below take the memories of all steps so far, and project
-them again at every step and in every layer, as the equations say.
+The functions below take the memories of all steps so far, and project them again at
+every step and in every layer, as the equations say.
 """
 
 import torch
@@ -24,7 +22,7 @@ from fwlab.ops.feedback.weights import EPS, FeedbackWeights
 
 
 def merge_memory(states: Tensor, w: Tensor) -> Tensor:
-    r"""One memory from the representations in all layers:
+    r"""Make one memory from the representations in all layers:
 
     $$m_t = \sum_{l=0}^{L} \mathrm{softmax}(w)_l\; x_t^l \tag{f1}$$
 
@@ -32,20 +30,16 @@ def merge_memory(states: Tensor, w: Tensor) -> Tensor:
 
     - `states`: `[L + 1, ..., d]`, `w`: `[L + 1]`. Returns `[..., d]`.
     """
-    return torch.einsum(
-        "l,l...d->...d", torch.softmax(w, dim=0), states
-    )  # Eq. f1
+    return torch.einsum("l,l...d->...d", torch.softmax(w, dim=0), states)  # Eq. f1
 
 
 def norm(x: Tensor, scale: Tensor) -> Tensor:
-    """Layer norm without a bias. `x`: `[..., d]`, `scale`: `[d]`."""
+    """Apply a layer norm without a bias. `x`: `[..., d]`, `scale`: `[d]`."""
     return F.layer_norm(x, scale.shape, scale, eps=EPS)
 
 
-def project_memory(
-    m: Tensor, W: Tensor, scale: Tensor | None, heads: int
-) -> Tensor:
-    r"""Keys or values of all memories at once:
+def project_memory(m: Tensor, W: Tensor, scale: Tensor | None, heads: int) -> Tensor:
+    r"""Return the keys or values of all memories at once:
 
     $$k_j = W_K\, \mathrm{LN}(m_j), \qquad
       v_j = W_V\, \mathrm{LN}(m_j) \tag{f2}$$
@@ -59,7 +53,7 @@ def project_memory(
 
 
 def sinusoids(distance: Tensor, features: int) -> Tensor:
-    r"""Waves of many lengths, without a maximum distance:
+    r"""Return waves of many lengths, without a maximum distance:
 
     $$s(\delta) = \big[\sin \omega_i \delta,\; \cos \omega_i \delta
       \big]_i, \qquad
@@ -75,7 +69,7 @@ def sinusoids(distance: Tensor, features: int) -> Tensor:
 
 
 def softmax(a: Tensor, mask: Tensor | None) -> Tensor:
-    """Softmax over the real memories; 0 if there are none.
+    """Take the softmax over the real memories; 0 if there are none.
 
     - `a`: `[batch, heads, past]`.
     - `mask`: `bool [batch, earlier]`, for the oldest; None = all real.
@@ -90,30 +84,24 @@ def softmax(a: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def feedback_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    positions: Tensor,
-    mask: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, positions: Tensor, mask: Tensor | None = None
 ) -> Tensor:
-    r"""One query, the memories before it, and their distances:
+    r"""Attend with one query to the memories before it, by their distances:
 
     $$r_\delta = P\, s(\delta), \qquad
       a_{tj} = \frac{q_t \cdot k_j + q_t \cdot r_{t-j}}
                     {\sqrt{d_{\text{key}}}} \tag{f4}$$
     $$z_t = \sum_{j<t} \mathrm{softmax}_{j<t}(a_{tj})\, v_j \tag{f5}$$
 
-    The memory of the step itself is not among them. At the first step
-    there are no memories, and the sum is 0. Both terms of the score are
-    those of the authors' code, which also omits the biases that
-    Transformer-XL adds to the query in each term.
+    The memory of the step itself is not among them. At the first step there are no
+    memories, and the sum is 0. Both terms of the score are those of the authors' code,
+    which also omits the biases that Transformer-XL adds to the query in each term.
 
     - `q`: `[batch, heads, key]`.
-    - `k`, `v`: `[batch, past, heads, key]`, oldest first: the last one
-      is 1 step back.
+    - `k`, `v`: `[batch, past, heads, key]`, oldest first: the last one is 1 step back.
     - `positions`: `[key, features]`.
-    - `mask`: `bool [batch, earlier]`, which of the oldest memories are
-      real; None = all.
+    - `mask`: `bool [batch, earlier]`, which of the oldest memories are real; None =
+      all.
     - Returns `[batch, heads, key]`.
     """
     past, key = k.shape[1], k.shape[-1]
@@ -139,8 +127,8 @@ def feedback(
         \mathrm{LN}(\tilde x_t^l)\big) \tag{f7}$$
 
     - `x`: `[batch, time, d]`.
-    - `k`, `v`: `[batch, past, groups, heads, key]`, keys and values of
-      the memories of earlier calls.
+    - `k`, `v`: `[batch, past, groups, heads, key]`, keys and values of the memories of
+      earlier calls.
     - `mask`: `bool [batch, past]`, True = a real memory; None = all.
     - Returns `y` like `x`, and the keys and values of all memories.
     """
@@ -177,7 +165,5 @@ def feedback(
         y.append(states[-1])
 
     parts = [keys_and_values(m, g) for g in range(groups)]
-    k, v = (
-        torch.stack(part, dim=2) for part in zip(*parts, strict=True)
-    )
+    k, v = (torch.stack(part, dim=2) for part in zip(*parts, strict=True))
     return torch.stack(y, dim=1), k, v

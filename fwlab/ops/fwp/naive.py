@@ -1,11 +1,10 @@
 r"""# The fast weight programmer of 1991, one step at a time
 
-One network, with slow weights, writes the weights of another network,
-which change with every input. Later models have the same two parts: an
-outer product to write, and a matrix product to read. Only a query of
-its own is missing here. The model is that of Schmidhuber 1991; equation
-numbers are those of
-[Schlag et al. 2021](https://arxiv.org/abs/2102.11174).
+One network, with slow weights, writes the weights of another network, which change with
+every input. Later models have the same two parts: an outer product to write, and a
+matrix product to read. Only a query of its own is missing here. The model is that of
+Schmidhuber 1991; equation numbers are those of [Schlag et al.
+2021](https://arxiv.org/abs/2102.11174).
 """
 
 from collections.abc import Callable
@@ -14,15 +13,12 @@ import torch
 from torch import Tensor
 
 
-def program(
-    W: Tensor, a: Tensor, b: Tensor, activation: Callable
-) -> Tensor:
+def program(W: Tensor, a: Tensor, b: Tensor, activation: Callable) -> Tensor:
     r"""Change the fast weights by an outer product:
 
     $$W_i = \sigma\big(W_{i-1} + a_i \otimes b_i\big) \tag{2}$$
 
-    A $\sigma$ such as tanh bounds every weight, and lets older
-    associations decay.
+    A $\sigma$ such as tanh bounds every weight, and lets older associations decay.
 
     - `W`: `[..., value, key]`, `a`: `[..., value]`, `b`: `[..., key]`.
     """
@@ -30,7 +26,7 @@ def program(
 
 
 def apply(W: Tensor, x: Tensor) -> Tensor:
-    r"""The fast network is one linear layer:
+    r"""Apply the fast network, which is one linear layer:
 
     $$y_i = W_i\, x_i \tag{3}$$
 
@@ -42,38 +38,14 @@ def apply(W: Tensor, x: Tensor) -> Tensor:
 def fwp(
     a: Tensor, b: Tensor, x: Tensor, W: Tensor, activation: Callable
 ) -> tuple[Tensor, Tensor]:
-    """The loop over time.
+    """Write and read, step by step.
 
-    - `a`: `[batch, time, heads, value]`, `b`, `x`: the same with `key`;
-      the layer makes `a` and `b` from its input (Eq. 1).
+    - `a`: `[batch, time, heads, value]`, `b`, `x`: the same with `key`; the layer makes
+      `a` and `b` from its input (Eq. 1).
     - `W`: `[batch, heads, value, key]`, the initial state.
     """
     y = []
-    for a_t, b_t, x_t in zip(
-        a.unbind(1), b.unbind(1), x.unbind(1), strict=True
-    ):
+    for a_t, b_t, x_t in zip(a.unbind(1), b.unbind(1), x.unbind(1), strict=True):
         W = program(W, a_t, b_t, activation)  # Eq. 2
-        y.append(apply(W, x_t))  # Eq. 3
-    return torch.stack(y, dim=1), W
-
-
-def masked_fwp(
-    a: Tensor, b: Tensor, x: Tensor, real: Tensor, W: Tensor,
-    activation: Callable,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    r"""The same, with steps that do not change $W$ at all.
-
-    - `real`: `bool [batch, time]`, False where a step is padding.
-    """
-    y = []
-    for a_t, b_t, x_t, real_t in zip(
-        a.unbind(1),
-        b.unbind(1),
-        x.unbind(1),
-        real.unbind(1),
-        strict=True,
-    ):
-        W_t = program(W, a_t, b_t, activation)  # Eq. 2
-        W = torch.where(real_t[:, None, None, None], W_t, W)
         y.append(apply(W, x_t))  # Eq. 3
     return torch.stack(y, dim=1), W

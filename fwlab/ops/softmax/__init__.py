@@ -1,26 +1,25 @@
 """Causal softmax attention, the baseline of every comparison."""
 
-from functools import partial
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from fwlab import arguments
-from fwlab.ops.call import checks
-from fwlab.ops.call.call import Call, Operation
-from fwlab.ops.parts import autograd
-from fwlab.ops.parts.state import KeyValueCache, separate
+from fwlab.feature_maps import needs_plain_formula
+from fwlab.ops import _operation as operation
+from fwlab.ops._operation import Keys, Queries, Values
 from fwlab.ops.softmax import naive
+from fwlab.ops.states import KeyValueCache
 
 
 def _torch(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float = 1.0
 ) -> Tensor:
-    """PyTorch's own; `k` and `v` may have fewer heads than `q`."""
-    # Its causal form is NaN unless the scale is above 0 in float32. A
-    # change of sign is exact in any precision.
+    """Call PyTorch's own; `k` and `v` may have fewer heads than `q`."""
+    # Its causal form is NaN unless the scale is above 0 in float32. A change of sign is
+    # exact in any precision.
     if scale < 0:
         q, scale = -q, -scale
     if scale < torch.finfo(torch.float32).tiny:
@@ -47,16 +46,16 @@ def _torch(
 def attention_with_dropout(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout: float
 ) -> Tensor:
-    """Softmax attention that drops some of the attention weights.
+    """Attend, and drop some of the attention weights.
 
     Unlike PyTorch's own attention, it draws the same weights wherever it is computed.
     They are kept for the backward pass, so memory is quadratic.
 
-    - `q`: `[batch, heads, queries, key]`, already scaled;
-      `k`, `v`: `[batch, heads, keys, key or value]`.
+    - `q`: `[batch, heads, queries, key]`, already scaled; `k`, `v`: `[batch, heads,
+      keys, key or value]`.
     - `visible`: `bool`, broadcast to `[batch, heads, queries, keys]`; None = all.
-    - `dropout`: the probability that a weight becomes 0. The others are
-      divided by `1 - dropout`, so that the mean stays the same.
+    - `dropout`: the probability that a weight becomes 0. The others are divided by `1 -
+      dropout`, so that the mean stays the same.
     """
     scores = q @ k.mT
     if visible is not None:
@@ -64,38 +63,42 @@ def attention_with_dropout(
     return F.dropout(torch.softmax(scores, -1), dropout) @ v
 
 
-SOFTMAX_ATTENTION = Operation(
-    name="softmax_attention",
-    folder="softmax",
-    implementations={"naive": naive.softmax_attention, "efficient": _torch},
+FORMS = {"naive": naive.softmax_attention, "efficient": _torch}
+
+
+class SoftmaxOptions(TypedDict, total=False):
+    """Name the options of softmax attention: see `Options`, and `softmax_attention`."""
+
+    scale: float | Tensor | None
+    dropout: float
+    key_mask: Tensor | None
+    state: KeyValueCache | None
+    return_state: bool
+    implementation: str
+
+
+@operation.operation(
+    FORMS,
+    like="v",
+    options=SoftmaxOptions,
+    defaults={"scale": None, "dropout": 0.0, **operation.DEFAULTS},
     plain=("naive", "efficient"),
 )
-
-
 def softmax_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    scale: float | None = None,
-    dropout: float = 0.0,
-    key_mask: Tensor | None = None,
-    state: KeyValueCache | None = None,
-    return_state: bool = False,
-    implementation: str = "auto",
-) -> Tensor | tuple[Tensor, KeyValueCache]:
-    r"""Causal softmax attention (Eq. 7).
+    q: Queries, k: Keys, v: Values, **options: Unpack[SoftmaxOptions]
+) -> tuple[Tensor, Any]:
+    r"""Average the values of all keys so far, by how they match the query (Eq. 7).
 
-    - `q`, `k`: `[batch, time, heads, key]`. `q` may have a multiple of
-      these heads: consecutive ones then share one head of `k` and `v`.
+    - `q`, `k`: `[batch, time, heads, key]`. `q` may have a multiple of these heads:
+      consecutive ones then share one head of `k` and `v`.
     - `v`: `[batch, time, heads, value]`.
-    - `scale`: multiplies `q`; None = $1/\sqrt{\text{key}}$, the
-      usual choice (the equation omits it: `scale=1.0`).
+    - `scale`: multiplies `q`; None = $1/\sqrt{\text{key}}$, the usual choice (the
+      equation omits it: `scale=1.0`).
     - `dropout`: the probability that an attention weight becomes 0, from 0 to below 1;
       the others are divided by `1 - dropout`. All implementations draw the same weights
       from PyTorch's generator, and need memory for `time` x `time` weights.
-    - `key_mask`: `bool [batch, time]`, True = real token. Masked steps
-      are hidden from all queries and return 0.
+    - `key_mask`: `bool [batch, time]`, True = real token. Masked steps are hidden from
+      all queries and return 0.
     - `state`: the `KeyValueCache` of an earlier call; None = empty.
     - `return_state`: return `(y, state)` instead of `y`.
     - `implementation`: "auto", "naive" or "efficient" (PyTorch's own
@@ -112,101 +115,81 @@ def softmax_attention(
 
     Source: Vaswani et al. 2017 (arXiv:1706.03762).
     """
-    dims = "batch time heads key"
-    group = checks.group("softmax_attention", q, k)
-    call = Call(
-        SOFTMAX_ATTENTION,
-        {
-            "q": (q, dims if group == 1 else "batch time queries key"),
-            "k": (k, dims),
-            "v": (v, "batch time heads value"),
-        },
-        like="v",
-        key_mask=key_mask,
-        return_state=return_state,
-    )
+    op, key_mask, state = "softmax_attention", options["key_mask"], options["state"]
+    scale, dropout = options["scale"], options["dropout"]
+    group = operation.queries_per_head(op, q.shape[2], k.shape[2])
     if scale is not None:
-        checks.scale(call.name, scale)
-    arguments.dropout(call.name, dropout)
-    wide = torch.promote_types(q.dtype, k.dtype)
-    wide = torch.promote_types(wide, v.dtype)
-    q, k, v = (call.masked(x.to(wide)) for x in (q, k, v))
-    name, compute = call.choose(implementation, "q")
-    if dropout:  # one way for all, so that they draw the same
+        operation.check_scale(op, scale)
+    arguments.dropout(op, dropout)
+    dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
+    q, k, v = (x.to(dtype) for x in (q, k, v))
+    name = options["implementation"]
+    name = "efficient" if name == "auto" else name
+    if dropout or not q.numel():
         name = "naive"
-        compute = partial(attention_with_dropout, dropout=dropout)
-    time, real = call.sizes["time"], key_mask
+    time, real, after = k.shape[1], key_mask, None
     if state is not None:
-        after = _append(call.name, state, k, v, key_mask)
+        after = _append(op, state, k, v, key_mask)
         k, v, real = after
-    elif return_state:  # not the tensors of the caller, nor those of the graph
+    elif options["return_state"]:  # not tensors of the caller, or of the graph
         after = KeyValueCache(
             k.clone(), v.clone(), None if real is None else real.clone()
         )
-
     past = k.shape[1] - time
-    visible = torch.ones(time, past + time, dtype=torch.bool, device=q.device).tril(
-        past
-    )
+    everything: Any = {"dtype": torch.bool, "device": q.device}
+    visible = torch.ones(time, past + time, **everything).tril(past)
     if real is not None:
-        # A masked query still sees its own key: a row that may see
-        # nothing would be 0/0, and this row is dropped below.
-        itself = torch.eye(time, past + time, dtype=torch.bool, device=q.device).roll(
-            past, 1
-        )
+        # A masked query still sees its own key: a row that may see nothing would be
+        # 0/0, and this row is dropped later.
+        itself = torch.eye(time, past + time, **everything).roll(past, 1)
         visible = ((visible & real[:, None]) | itself)[:, None]
     if scale is None:
-        scale = max(call.sizes["key"], 1) ** -0.5
+        scale = max(q.shape[3], 1) ** -0.5
     # PyTorch's own sums half-precision inputs up in float32.
-    kind = call.dtype if name == "naive" else wide
-    inputs = [x.to(kind).transpose(1, 2) for x in (q, k, v)]
+    kind = torch.promote_types(dtype, torch.float32) if name == "naive" else dtype
+    q, k, v = (x.to(kind).transpose(1, 2) for x in (q, k, v))
     if name == "efficient" and not isinstance(scale, Tensor):
-        compute = partial(compute, scale=float(scale))
+        y = _torch(q, k, v, visible, float(scale))
+        return y.transpose(1, 2), after
+    q = (q * scale).to(kind)
+    if name == "efficient":
+        y = _torch(q, k, v, visible)
+        return y.transpose(1, 2), after
+    k, v = (x.repeat_interleave(group, 1) if group > 1 else x for x in (k, v))
+    if dropout:  # one way for all, so that they draw the same
+        y = attention_with_dropout(q, k, v, visible, dropout)
     else:
-        inputs[0] = (inputs[0] * scale).to(kind)
-    if name == "naive" and group > 1:
-        inputs[1:] = (x.repeat_interleave(group, 1) for x in inputs[1:])
-    y = compute(*inputs, visible).to(wide)
-    y = call.masked(y.transpose(1, 2))
-    if not return_state:
-        return y
-    return y, after if state is None else separate(after)
+        y = naive.softmax_attention(q, k, v, visible)
+    return y.to(dtype).transpose(1, 2), after
 
 
-# Keys and values of earlier calls, then those of this one. A missing
-# mask means that all tokens are real.
 def _append(
-    op: str, state: KeyValueCache, k: Tensor, v: Tensor, key_mask: Tensor | None
+    op: str, state: Any, k: Tensor, v: Tensor, key_mask: Tensor | None
 ) -> KeyValueCache:
-    checks.state_kind(op, state, KeyValueCache)
+    """Return keys and values of earlier calls, then those of this one."""
+    operation.check_state(op, state, KeyValueCache)
     past_k, past_v, past_mask = state
     batch, time, heads, key = k.shape
-    past = checks.time_of(past_k, 4)
-    checks.state_part(op, "state.k", past_k, [batch, past, heads, key], k.dtype, k)
-    checks.state_part(
-        op, "state.v", past_v, [batch, past, heads, v.shape[-1]], v.dtype, v
-    )
+    past = operation.time_of(past_k, 4)
+    operation.check_part(op, "state.k", past_k, [batch, past, heads, key], k.dtype, k)
+    shape = [batch, past, heads, v.shape[-1]]
+    operation.check_part(op, "state.v", past_v, shape, v.dtype, v)
     if past_mask is not None:
-        checks.mask(op, "state.mask", past_mask, k, batch=batch, past=past)
+        operation.check_mask(op, "state.mask", past_mask, k, batch=batch, past=past)
     real = None
-    if key_mask is not None or past_mask is not None:
-        real = torch.cat(
-            [
-                torch.ones(batch, n, dtype=torch.bool, device=k.device)
-                if m is None
-                else m
-                for m, n in ((past_mask, past), (key_mask, time))
-            ],
-            dim=1,
-        )
-    if time and autograd.only_numbers(k, v, past_k, past_v):
+    if key_mask is not None or past_mask is not None:  # a missing one: all are real
+        masks = (past_mask, past), (key_mask, time)
+        every: Any = {"dtype": torch.bool, "device": k.device}
+        parts = [torch.ones(batch, n, **every) if m is None else m for m, n in masks]
+        real = torch.cat(parts, dim=1)
+    if time and only_numbers(k, v, past_k, past_v):
         return _written(state, k.transpose(1, 2), v.transpose(1, 2), real)
     k, v = torch.cat([past_k, k], dim=1), torch.cat([past_v, v], dim=1)
     return KeyValueCache(k, v, real)
 
 
 class _Room:
-    """Memory for keys and values, and for those that are still to come.
+    """Hold keys and values, with room for those that are still to come.
 
     A state sees its beginning. Only the state that ends where the room is used up
     continues in it: what is written then, no older state can see.
@@ -217,7 +200,7 @@ class _Room:
 
 
 class _RoomyCache(KeyValueCache):
-    """A `KeyValueCache` with room to grow; copies have none."""
+    """Hold a `KeyValueCache` with room to grow; copies have none."""
 
     room: _Room | None = None
 
@@ -228,7 +211,7 @@ class _RoomyCache(KeyValueCache):
 def _written(
     state: KeyValueCache, k: Tensor, v: Tensor, mask: Tensor | None
 ) -> KeyValueCache:
-    """The state after new keys and values `[batch, heads, time, width]`."""
+    """Return the state after new keys and values `[batch, heads, time, width]`."""
     past = state[0].shape[1]
     end, room = past + k.shape[2], getattr(state, "room", None)
     if (
@@ -251,28 +234,29 @@ def _written(
     return after
 
 
+def only_numbers(*tensors: Any) -> bool:
+    """Say whether nothing but numbers is wanted: no gradients, graphs or transforms."""
+    if torch.is_grad_enabled() or needs_plain_formula():
+        return False
+    return all(type(x) is Tensor and not x.is_meta for x in tensors)
+
+
 def goes_on_from(state: Any, x: Tensor, heads: int, width: int) -> bool:
-    """Whether `step` can continue from a state; see `Rule.steps_from`."""
-    if not isinstance(state, KeyValueCache):
+    """Say whether `step` can continue from a state; see `Causal.step`."""
+    if not isinstance(state, KeyValueCache) or not only_numbers(x):
         return False
-    shape, mask = (x.shape[0], checks.time_of(state.k, 4), heads, width), state.mask
-    if not (
-        autograd.only_numbers(x)
-        and all(checks.fits(part, shape, x) for part in state[:2])
-    ):
-        return False
-    return mask is None or (
-        checks.dense(mask)
-        and mask.dtype == torch.bool
-        and mask.shape == shape[:2]
-        and mask.device == x.device
+    like: Any = {"dtype": x.dtype, "device": x.device}
+    shape = x.shape[0], operation.time_of(state.k, 4), heads, width
+    return all(operation.is_like(part, shape, **like) for part in state[:2]) and (
+        state.mask is None
+        or operation.is_like(state.mask, shape[:2], **like | {"dtype": torch.bool})
     )
 
 
 def step(
     q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache
 ) -> tuple[Tensor, KeyValueCache]:
-    """One token of a layer, without gradients and without checks.
+    """Compute one token of a layer, without gradients and without checks.
 
     - `q`, `k`, `v`: `[batch, heads, 1, width]`.
     - `state`: one for which `goes_on_from` is true.

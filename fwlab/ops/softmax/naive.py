@@ -14,11 +14,11 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tenso
 
     $$y_i = V_i\, \mathrm{softmax}\big(K_i^\top q_i\big) \tag{7}$$
 
-    The columns of $K_i$ and $V_i$ are the keys and values of the steps
-    up to $i$ (Eqs. 5 and 6).
+    The columns of $K_i$ and $V_i$ are the keys and values of the steps up to $i$ (Eqs.
+    5 and 6).
 
-    - `q`: `[batch, heads, queries, key]`,
-      `k`, `v`: `[batch, heads, keys, key or value]`.
+    - `q`: `[batch, heads, queries, key]`, `k`, `v`: `[batch, heads, keys, key or
+      value]`.
     - `visible`: `bool`, broadcast to `[batch, heads, queries, keys]`.
     """
     scores = (q @ k.mT).masked_fill(~visible, -torch.inf)

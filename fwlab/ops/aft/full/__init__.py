@@ -1,35 +1,49 @@
 """AFT-full: a bias for every pair of positions."""
 
-from functools import partial
-from typing import Any, NamedTuple
+import math
+from typing import Annotated, Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 
-from fwlab.ops.aft.call import AFTCall, refuses
+from fwlab.ops import _operation as operation
+from fwlab.ops import _triton
+from fwlab.ops._operation import Kernel, Options, Steps
 from fwlab.ops.aft.full import efficient, naive
-from fwlab.ops.call import checks, launcher
-from fwlab.ops.call.call import Operation
+from fwlab.ops.aft.limits import why_not
 
-#: "auto" takes the last one. The efficient form uses the products of
-#: the GPU's library; the kernel keeps less for the backward pass.
-AFT_FULL = Operation(
-    name="aft_full",
-    folder="aft/full",
-    implementations={
-        "naive": naive,
-        "triton": launcher.Kernel(
-            "fwlab.ops.aft.full.kernels",
-            minimum=(7, 5),
-            refuses=partial(refuses, only_causal=False),
-        ),
-        "efficient": efficient,
-    },
-)
+
+def load() -> Any:
+    """Return the function that launches the kernels; Triton is imported only now."""
+    _triton.imported("fwlab.ops.aft.full.kernels")
+    from fwlab.ops.aft.full import kernels
+
+    return kernels.causal
+
+
+def load_not_causal() -> Any:
+    """Return the function for rows that see all steps."""
+    _triton.imported("fwlab.ops.aft.full.kernels")
+    from fwlab.ops.aft.full import kernels
+
+    return kernels.not_causal
+
+
+#: The last one that can run is the fastest, as measured on an H200.
+FORMS = {
+    "naive": naive.causal,
+    "efficient": efficient.causal,
+    "triton": Kernel(load, why_not),
+}
+NOT_CAUSAL = {
+    "naive": naive.not_causal,
+    "efficient": efficient.not_causal,
+    "triton": Kernel(load_not_causal, why_not),
+}
 
 
 class KeysAndValues(NamedTuple):
-    """The growing state of AFT-full.
+    """Hold the growing state of AFT-full.
 
     - `k`, `v`: `[batch, past, channels]`; a masked key is `-inf`.
     """
@@ -38,38 +52,34 @@ class KeysAndValues(NamedTuple):
     v: Tensor
 
 
+@operation.operation(FORMS, like="v", fills={"k": -math.inf})
 def aft_full(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor,
+    q: Steps,
+    k: Steps,
+    v: Steps,
+    bias: Annotated[Tensor, "time keys"],
     *,
     causal: bool = True,
-    key_mask: Tensor | None = None,
-    state: KeysAndValues | None = None,
-    return_state: bool = False,
-    implementation: str = "auto",
-) -> Tensor | tuple[Tensor, KeysAndValues]:
-    r"""AFT-full: every pair of positions has a bias (Eq. 2).
+    **options: Unpack[Options],
+) -> tuple[Tensor, Any]:
+    r"""Gate a mean of values, with a bias for each pair of positions: AFT-full (Eq. 2).
 
-    $y_t = \sigma(q_t) \odot \sum_{t'} e^{k_{t'} + w_{t,t'}} v_{t'} \,/\,
-    \sum_{t'} e^{k_{t'} + w_{t,t'}}$.
+    $y_t = \sigma(q_t) \odot \sum_{t'} e^{k_{t'} + w_{t,t'}} v_{t'} \,/\, \sum_{t'}
+    e^{k_{t'} + w_{t,t'}}$.
 
     - `q`, `k`, `v`: `[batch, time, channels]`.
-    - `bias`: $w$, `[time, past + time]`; rows are the steps of this
-      call, columns are the past keys (in the state) and the new ones.
-    - `causal`, `key_mask`, `return_state`, `implementation`: as for
-      `aft_simple`, but "triton" takes both kinds of `causal`. A masked
-      step still has its row and column.
+    - `bias`: $w$, `[time, past + time]`; rows are the steps of this call, columns are
+      the past keys (in the state) and the new ones.
+    - `causal`, `key_mask`, `return_state`, `implementation`: as for `aft_simple`, but
+      "triton" takes both kinds of `causal`. A masked step still has its row and column.
     - `state`: the `KeysAndValues` of an earlier call (only `causal`).
     - Returns `y` `[batch, time, channels]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
-    The result is exact, as for `aft_simple`, wherever $k + w$ is finite
-    in the precision of the computation: float32 for half-precision
-    inputs. Where this sum overflows, the result is undefined. With a
-    key and a bias of 3e38 in float32, "naive" and "efficient" return
-    NaN, and "triton" may return a number.
+    The result is exact, as for `aft_simple`, wherever $k + w$ is finite in the
+    precision of the computation: float32 for half-precision inputs. Where this sum
+    overflows, the result is undefined. With a key and a bias of 3e38 in float32,
+    "naive" and "efficient" return NaN, and "triton" may return a number.
 
     A bias of $\log 3$ on its own step: weights 1 and 3.
 
@@ -81,32 +91,24 @@ def aft_full(
 
     Source: Zhai et al. 2021 (arXiv:2105.14103).
     """
-    call = AFTCall(
-        AFT_FULL, q, k, v, causal, key_mask, implementation, bias=bias
-    )
-    batch, time, channels = call.q.shape
-    past = 0
+    op, state, form = "aft_full", options["state"], options["implementation"]
+    (batch, time, channels), past = v.shape, 0
     if state is not None:
-        checks.state_kind(call.name, state, KeysAndValues)
-        past = checks.time_of(state[0], 3)
-    start = call.before(
-        KeysAndValues,
-        state,
-        return_state,
-        {"k": (batch, past, channels), "v": (batch, past, channels)},
-    )
-    call.shape("bias", bias, [time, past + time], "time, past + time")
-
-    # Queries of this call, keys and values of all calls.
-    def run() -> tuple[Tensor, Any]:
-        after = KeysAndValues(call.k, call.v)
-        if past or return_state:  # not the tensors of the caller
-            after = KeysAndValues(
-                torch.cat([start.k, call.k], 1),
-                torch.cat([start.v, call.v], 1),
-            )
-        rows = call.form.causal if causal else call.form.not_causal
-        y = rows(call.q, *after, bias.to(call.dtype))
-        return y, KeysAndValues(*(x.to(call.dtype) for x in after))
-
-    return call.run(run, start, return_state)
+        past = operation.time_of(state[0] if isinstance(state, tuple) else None, 3)
+        before = batch, past, channels
+        state = operation.check_parts(op, state, KeysAndValues, [before] * 2, v)
+    if bias.shape[1] != past + time:
+        raise ValueError(
+            f"{op}: expected bias of shape [{time}, {past + time}] "
+            f"([time, past + time]), got {[*bias.shape]}"
+        )
+    forms = FORMS if causal else NOT_CAUSAL
+    compute, q, *keys, w = operation.prepare(op, forms, form, q, k, v, bias)
+    if state is not None or options["return_state"]:  # not the tensors of the caller
+        parts = zip(state or (k[:, :0], v[:, :0]), keys, strict=True)
+        keys = [torch.cat(part, 1) for part in parts]
+    dtype = torch.promote_types(v.dtype, torch.float32)
+    after = KeysAndValues(*(x.to(dtype) for x in keys))
+    if not v.numel():
+        return operation.empty(v, q, k, bias), after
+    return compute(q, *keys, w.to(dtype)), after

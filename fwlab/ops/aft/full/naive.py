@@ -1,9 +1,8 @@
 r"""# AFT-full, row by row
 
-AFT compares no query with a key. Row $t$ has a weight for each step
-that it may see, and a different one for each channel: a softmax over
-the keys $K$ plus a learned bias $w$ of the two positions. The query
-only gates the result. Equation numbers are those of
+AFT compares no query with a key. Row $t$ has a weight for each step that it may see,
+and a different one for each channel: a softmax over the keys $K$ plus a learned bias
+$w$ of the two positions. The query only gates the result. Equation numbers are those of
 [Zhai et al. 2021](https://arxiv.org/abs/2105.14103).
 """
 
@@ -12,19 +11,17 @@ from torch import Tensor
 
 
 def mean_of(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    r"""One row: the weighted mean of the values that it sees.
+    r"""Return one row: the weighted mean of the values that it sees.
 
     $$\frac{\sum_{t'} \exp(K_{t'} + w_{t,t'}) \odot V_{t'}}
            {\sum_{t'} \exp(K_{t'} + w_{t,t'})} \tag{2}$$
 
-    The quotient is a softmax over $K + w$, which subtracts the maximum
-    of $K + w$ *in this row*: a key that the row does not see has no
-    influence. It is exact wherever $K + w$ is finite. A row that sees
-    nothing is 0.
+    The quotient is a softmax over $K + w$, which subtracts the maximum of $K + w$ *in
+    this row*: a key that the row does not see has no influence. It is exact wherever $K
+    + w$ is finite. A row that sees nothing is 0.
 
-    - `k`, `v`: `[batch, keys, channels]`; a key of $-\infty$ is not
-      seen.
-    - `w`: `[keys, 1]`.
+    - `k`, `v`: `[batch, keys, channels]`; a key of $-\infty$ is not seen.
+    - `w`: `[keys, 1 or channels]`.
     """
     exponent = k + w
     empty = (exponent == -torch.inf).all(1, keepdim=True)
@@ -35,11 +32,10 @@ def mean_of(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    r"""Row $t$ sees past and present: the sums of Eq. 2 end at $t$.
+    r"""Let row $t$ see past and present: the sums of Eq. 2 end at $t$.
 
     - `q`: `[batch, time, channels]`.
-    - `k`, `v`: `[batch, past + time, channels]`, beginning with those
-      of earlier calls.
+    - `k`, `v`: `[batch, past + time, channels]`, beginning with those of earlier calls.
     - `w`: `[time, past + time]`.
     """
     y, past = [], k.shape[1] - q.shape[1]
@@ -51,14 +47,12 @@ def causal(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
 
 
 def not_causal(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """Every row sees all steps.
+    """Let every row see all steps.
 
     - `q`, `k`, `v`: `[batch, time, channels]`.
     - `w`: `[time, time]`.
     """
     y = []
     for q_t, w_t in zip(q.unbind(1), w, strict=True):
-        y.append(
-            torch.sigmoid(q_t) * mean_of(k, v, w_t[:, None])
-        )  # Eq. 2
+        y.append(torch.sigmoid(q_t) * mean_of(k, v, w_t[:, None]))  # Eq. 2
     return torch.stack(y, dim=1)

@@ -1,37 +1,34 @@
 r"""# The running mean of AFT-simple on a GPU
 
-The running mean is exact wherever $K$ is finite, because each sum is
-kept together with its maximum. Each channel has a triple:
+The running mean is exact wherever $K$ is finite, because each sum is kept together with
+its maximum. Each channel has a triple:
 
 $$(M, s, a) = \Big(\max_i x_i,\ \sum_i e^{x_i - M} u_i,\
   \sum_i e^{x_i - M} w_i\Big) \tag{k1}$$
 
-Two triples combine into a third, in any order: the larger maximum
-stays, and the sums of the other triple are scaled down. Forward, $x$ is
-a key, $u = 1$ and $w$ its value. Backward, each step $t$ passes its
-gradients to all keys before it, with $x = -L_t$, $u = dm_t$ and
-$w = -m_t\,dm_t$ (e3): the same sums from the end.
+Two triples combine into a third, in any order: the larger maximum stays, and the sums
+of the other triple are scaled down. Forward, $x$ is a key, $u = 1$ and $w$ its value.
+Backward, each step $t$ passes its gradients to all keys before it, with $x = -L_t$, $u
+= dm_t$ and $w = -m_t\,dm_t$ (e3): the same sums from the end.
 
-The sequence is divided into segments. `summarize` reduces each segment
-to one triple, `carry` combines them in order, and `outputs` starts each
-segment from the triple before it. Besides the inputs, only the triples
-of segments are kept for the backward pass.
+The sequence is divided into segments. `summarize` reduces each segment to one triple,
+`carry` combines them in order, and `outputs` starts each segment from the triple before
+it. Besides the inputs, only the triples of segments are kept for the backward pass.
 
-Within a segment there is no scan over pairs of triples: a thread has a
-channel of its own, keeps one triple in registers, and takes the steps
-in order.
+Within a segment there is no scan over pairs of triples: a thread has a channel of its
+own, keeps one triple in registers, and takes the steps in order.
 """
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from fwlab.ops.call import launcher
-from fwlab.ops.call.operators import Operator, traced
-from fwlab.ops.parts import autograd, chunks
+from fwlab.ops import _triton
+from fwlab.ops._recurrence import Recurrence, Results, Tensors
+from fwlab.ops.triton_tiles import contiguous, count
 
 #: Steps per segment.
 SEGMENT = 16
@@ -48,13 +45,13 @@ LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 @triton.jit
 def exp(x):
-    """As `tl.exp`, but 0 below 1e-38: that takes fewer instructions."""
+    """Compute `tl.exp`, but 0 below 1e-38: that takes fewer instructions."""
     return tl.exp2(x * 1.4426950408889634)
 
 
 @triton.jit
 def combine(m1, s1, a1, m2, s2, a2):
-    """(k1) of two triples; two empty ones stay empty."""
+    """Combine two triples by (k1); two empty ones stay empty."""
     e = tl.where(m1 == m2, 1.0, exp(-tl.abs(m1 - m2)))
     e1, e2 = tl.where(m1 < m2, e, 1.0), tl.where(m2 < m1, e, 1.0)
     return tl.maximum(m1, m2), s1 * e1 + s2 * e2, a1 * e1 + a2 * e2
@@ -70,7 +67,7 @@ def _load(x, t, c, remaining, D, other):
 
 @triton.jit
 def elements(x, u, w):
-    """Steps as triples; a key that no row sees adds nothing."""
+    """Return steps as triples; a key that no row sees adds nothing."""
     empty = x == float("-inf")
     return x, tl.where(empty, 0.0, u), tl.where(empty, 0.0, w)
 
@@ -97,9 +94,7 @@ def _store_triple(top, s, a, at, inside, M, S, A):
 def _row(x, t, c, remaining, D, other):
     """Load one row `[BD]` of `[time, D]`, in float32."""
     inside = (t < remaining) & (c < D)
-    return tl.load(x + t * D + c, mask=inside, other=other).to(
-        tl.float32
-    )
+    return tl.load(x + t * D + c, mask=inside, other=other).to(tl.float32)
 
 
 @triton.jit
@@ -118,14 +113,16 @@ def _start(top, s, a, at, inside):
 
 @triton.jit
 def _log(S):
-    """The logarithm of a sum; without steps it is not used."""
+    """Return the logarithm of a sum; without steps it is not used."""
     return tl.log(tl.where(S == 0, 1.0, S))
 
 
 @triton.jit
 def _step(M, S, A, k, v):
-    """(k1) with one more step; and the factors of the old sums and of
-    the new step. The larger one is 1, so this takes one exponential.
+    """Combine (k1) with one more step.
+
+    Also returns the factors of the old sums and of the new step. The larger one is 1,
+    so this takes one exponential.
     """
     e = exp(-tl.abs(M - k))
     old, new = tl.where(k > M, e, 1.0), tl.where(k > M, 1.0, e)
@@ -140,11 +137,10 @@ def summarize(
     x, u, w, top, s, a, time, D, stride,
     R: tl.constexpr, BD: tl.constexpr, SIGN: tl.constexpr,
 ):  # fmt: skip
-    """The triple of each segment of one sequence.
+    """Reduce each segment of one sequence to its triple.
 
-    Loads x and w once (and u) from HBM: 2 b bytes per scalar, where a
-    scalar has b bytes. Lower bound: those bytes over the bandwidth. One
-    exponential per scalar.
+    Loads x and w once (and u) from HBM: 2 b bytes per scalar, where a scalar has b
+    bytes. Lower bound: those bytes over the bandwidth. One exponential per scalar.
     """
     n, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
     c = tl.program_id(2) * BD + tl.arange(0, BD)
@@ -174,9 +170,8 @@ def carry(
 ):  # fmt: skip
     """Replace each triple by that of all segments before it.
 
-    24 bytes per segment and channel. The lower bound is the latency:
-    the segments are combined one after the other. `AHEAD` of them are
-    loaded at a time.
+    24 bytes per segment and channel. The lower bound is the latency: the segments are
+    combined one after the other. `AHEAD` of them are loaded at a time.
     """
     batch = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BD + tl.arange(0, BD)
@@ -201,14 +196,12 @@ def carry(
 
 
 @triton.jit(do_not_specialize=["time", "D"])
-def outputs(
-    q, k, v, top, s, a, y, time, D, R: tl.constexpr, BD: tl.constexpr
-):
-    """Eq. 5 for one segment: loads q, k, v and stores y, 4 b bytes.
+def outputs(q, k, v, top, s, a, y, time, D, R: tl.constexpr, BD: tl.constexpr):
+    """Compute Eq. 5 for one segment: load q, k, v and store y, 4 b bytes.
 
-    With `summarize` 6 b bytes per scalar, and 3 exponentials. Lower
-    bound: the bytes. Each thread has one channel. It loads all steps of
-    the segment, and then takes them in order.
+    With `summarize` 6 b bytes per scalar, and 3 exponentials. Lower bound: the bytes.
+    Each thread has one channel. It loads all steps of the segment, and then takes them
+    in order.
     """
     n, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
     c = tl.program_id(2) * BD + tl.arange(0, BD)
@@ -235,15 +228,14 @@ def outputs_backward(
     q, k, v, dy, top, s, a, top_after, s_after, a_after, dq, dk, dv,
     time, D, R: tl.constexpr, BD: tl.constexpr, ONLY: tl.constexpr,
 ):  # fmt: skip
-    """(e3), (e4) for one segment; with `ONLY` just its triple (k1).
+    """Compute (e3), (e4) for one segment; with `ONLY` just its triple (k1).
 
-    The two launches load q, k, v, dy twice and store dq, dk, dv: 11 b
-    bytes per scalar, 4 exponentials. Lower bound: the bytes.
+    The two launches load q, k, v, dy twice and store dq, dk, dv: 11 b bytes per scalar,
+    4 exponentials. Lower bound: the bytes.
 
-    The sums over later steps are kept relative to $-L_t$. A key's share
-    of row t is $e^{K_t - L_t}$, and $e^{L_{t-1} - L_t}$ leads from row
-    t to the one before it. Both are at most 1, and quotients of what
-    the running mean computes anyway.
+    The sums over later steps are kept relative to $-L_t$. A key's share of row t is
+    $e^{K_t - L_t}$, and $e^{L_{t-1} - L_t}$ leads from row t to the one before it. Both
+    are at most 1, and quotients of what the running mean computes anyway.
     """
     n, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
     c = tl.program_id(2) * BD + tl.arange(0, BD)
@@ -289,49 +281,44 @@ def outputs_backward(
             _put_row(dk, d, t, c, remaining, D)
         U, W = U * fade, W * fade
     if ONLY:
-        _store_triple(
-            top_after, s_after, a_after, at, c < D, before, U, W
-        )
+        _store_triple(top_after, s_after, a_after, at, c < D, before, U, W)
 
 
 def channels(width: int, limit: int = NARROW) -> int:
-    """Channels per program: a power of two, as Triton needs it."""
+    """Return the channels per program: a power of two, as Triton needs it."""
     return min(triton.next_power_of_2(width), limit)
 
 
 def _warps(BD: int) -> int:
-    """A thread per channel."""
+    """Return the warps that have a thread per channel."""
     return max(BD // 32, 1)
 
 
 def _triples(like: Tensor, n: int) -> list[Tensor]:
-    """Empty tensors for one triple per segment."""
+    """Return empty tensors for one triple per segment."""
     batch, _, D = like.shape
     shape = (batch, n, D)
     return [
-        torch.empty(shape, dtype=torch.float32, device=like.device)
-        for _ in range(3)
+        torch.empty(shape, dtype=torch.float32, device=like.device) for _ in range(3)
     ]
 
 
 def summary(
     x: Tensor, u: Tensor | None, w: Tensor, time: int, R: int, sign: int
 ) -> list[Tensor]:
-    """The triple (k1) of each segment of `R` steps of `sign * x`."""
+    """Return the triple (k1) of each segment of `R` steps of `sign * x`."""
     batch, stride, D = x.shape
-    n, BD = chunks.count(time, R), channels(D)
+    n, BD = count(time, R), channels(D)
     out = _triples(x, n)
-    launcher.launch(
-        summarize, (n, batch, chunks.count(D, BD)),
+    _triton.launch(
+        summarize, (n, batch, count(D, BD)),
         *(x, u, w, *out, time, D, stride), R=R, BD=BD, SIGN=sign,
         warps=_warps(BD),
     )  # fmt: skip
     return out
 
 
-def carried(
-    triples: list[Tensor], start: list[Tensor], reverse: bool
-) -> list[Tensor]:
+def carried(triples: list[Tensor], start: list[Tensor], reverse: bool) -> list[Tensor]:
     """Replace each triple by that of all segments before it.
 
     Returns the triple of the whole sequence.
@@ -339,8 +326,8 @@ def carried(
     batch, n, D = triples[0].shape
     BD = channels(D, 32)
     end = [torch.empty_like(x) for x in start]
-    launcher.launch(
-        carry, (batch, chunks.count(D, BD)),
+    _triton.launch(
+        carry, (batch, count(D, BD)),
         *(*triples, *start, *end, n, D), BD=BD, AHEAD=AHEAD,
         REVERSE=reverse, warps=1,
     )  # fmt: skip
@@ -348,25 +335,21 @@ def carried(
 
 
 def as_triple(log_sum: Tensor, mean: Tensor) -> list[Tensor]:
-    """A state as a triple."""
+    """Return a state as a triple."""
     nonempty = (log_sum != -torch.inf).to(mean.dtype)
     return [log_sum.contiguous(), nonempty, mean.contiguous()]
 
 
-def as_state(
-    top: Tensor, s: Tensor, a: Tensor
-) -> tuple[Tensor, Tensor]:
-    """A triple as a state."""
+def as_state(top: Tensor, s: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a triple as a state."""
     empty = s == 0
     whole = torch.where(empty, 1, s)
     log_sum = torch.where(empty, -torch.inf, top + whole.log())
     return log_sum, torch.where(empty, 0, a / whole)
 
 
-def _end_gradients(
-    L: Tensor, m: Tensor, dL: Tensor, dm: Tensor
-) -> list[Tensor]:
-    """The gradients of a state, as a triple for all steps before it."""
+def _end_gradients(L: Tensor, m: Tensor, dL: Tensor, dm: Tensor) -> list[Tensor]:
+    """Return the gradients of a state, as a triple for all steps before it."""
     empty = torch.isinf(L)
     return [
         torch.where(empty, L, -L),
@@ -378,89 +361,74 @@ def _end_gradients(
 def state_gradients(
     total: list[Tensor], log_sum: Tensor, mean: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of an initial state, one more step (e4)."""
+    """Return the gradients of an initial state, one more step (e4)."""
     top, s, a = total
     empty = (top == -torch.inf) | (log_sum == -torch.inf)
     share = torch.where(empty, 0, (log_sum + top).exp())
     return share * (mean * s + a), share * s
 
 
-class _Simple(torch.autograd.Function):
-    """Eq. 5 and the final state.
+def causal_forward(x: Tensors, keep: bool) -> Results:
+    """Compute Eq. 5 and the final state; keep one triple per segment.
 
-    The inputs and one triple per segment are kept.
+    `summary` and `carry`, then all segments at once.
     """
+    q, k, v, *state = contiguous(*x)
+    batch, time, D = k.shape
+    triples = summary(k, None, v, time, SEGMENT, 1)
+    end = as_state(*carried(triples, as_triple(*state), False))
+    y, BD = torch.empty_like(v), channels(D)
+    _triton.launch(
+        outputs, (triples[0].shape[1], batch, count(D, BD)),
+        *(q, k, v, *triples, y, time, D), R=SEGMENT, BD=BD,
+        warps=_warps(BD),
+    )  # fmt: skip
+    return [y, *end], triples if keep else []
 
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, *state: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """`summary` and `carry`, then all segments at once."""
-        q, k, v = (x.contiguous() for x in (q, k, v))
-        batch, time, D = k.shape
-        triples = summary(k, None, v, time, SEGMENT, 1)
-        end = as_state(*carried(triples, as_triple(*state), False))
-        y, BD = torch.empty_like(v), channels(D)
-        launcher.launch(
-            outputs, (triples[0].shape[1], batch, chunks.count(D, BD)),
-            *(q, k, v, *triples, y, time, D), R=SEGMENT, BD=BD,
+
+def causal_backward(
+    x: Tensors, kept: Tensors, gradients: Tensors, needed: Sequence[bool]
+) -> Tensors:
+    """Return the gradients of `x`.
+
+    Twice over the segments: their triples first, and then, with what later segments
+    carry back, the gradients.
+    """
+    q, k, v, log_sum, mean = contiguous(*x)
+    *triples, L, m = contiguous(*kept)
+    dy, dL, dm = (
+        torch.zeros_like(part) if dx is None else dx
+        for part, dx in zip((v, L, m), contiguous(*gradients), strict=True)
+    )
+    batch, time, D = k.shape
+    n, BD = triples[0].shape[1], channels(D)
+    after = _triples(k, n)
+    made = [torch.empty_like(part) for part in (q, k, v)]
+    tensors = (q, k, v, dy, *triples, *after, *made)
+    for only in (True, False):
+        _triton.launch(
+            outputs_backward, (n, batch, count(D, BD)),
+            *(*tensors, time, D), R=SEGMENT, BD=BD, ONLY=only,
             warps=_warps(BD),
         )  # fmt: skip
-        ctx.save_for_backward(q, k, v, *state, *triples, *end)
-        ctx.set_materialize_grads(False)
-        return y, end[0], end[1]
-
-    @staticmethod
-    @autograd.backward_pass
-    def backward(
-        ctx: Any, dy: Any, dL: Any, dm: Any
-    ) -> tuple[Tensor, ...]:
-        """Twice over the segments: their triples first, and then, with
-        what later segments carry back, the gradients.
-        """
-        q, k, v, log_sum, mean, *saved = ctx.saved_tensors
-        triples, end = saved[:3], saved[3:]
-        dy, dL, dm = (
-            torch.zeros_like(x) if dx is None else dx
-            for x, dx in ((v, dy), (log_sum, dL), (mean, dm))
-        )
-        batch, time, D = k.shape
-        n, BD = triples[0].shape[1], channels(D)
-        after = _triples(k, n)
-        gradients = [torch.empty_like(x) for x in (q, k, v)]
-        tensors = (
-            q,
-            k,
-            v,
-            dy.contiguous(),
-            *triples,
-            *after,
-            *gradients,
-        )
-        grid = n, batch, chunks.count(D, BD)
-        for only in (True, False):
-            launcher.launch(
-                outputs_backward, grid, *(*tensors, time, D), R=SEGMENT,
-                BD=BD, ONLY=only, warps=_warps(BD),
-            )  # fmt: skip
-            if only:
-                total = carried(
-                    after, _end_gradients(end[0], end[1], dL, dm), True
-                )
-        return *gradients, *state_gradients(total, log_sum, mean)
+        if only:
+            total = carried(after, _end_gradients(L, m, dL, dm), True)
+    return *made, *state_gradients(total, log_sum, mean)
 
 
-_operator = Operator(
+_causal = Recurrence(
     "aft_simple_kernels",
-    _Simple,
     "Tensor q, Tensor k, Tensor v, Tensor log_sum, Tensor mean",
-    3,
+    "",
+    causal_forward,
+    causal_backward,
+    causal_forward,
+    reads=(1, 2),
 )
 
 
 def causal(
     q: Tensor, k: Tensor, v: Tensor, log_sum: Tensor, mean: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Row $t$ sees past and present; called as the naive version."""
-    run = _operator if traced(q) else _Simple.apply
-    return run(q, k, v, log_sum, mean)
+    """Return Eq. 5 and the final state: row $t$ sees past and present."""
+    return tuple(_causal((q, k, v, log_sum, mean)))

@@ -1,10 +1,9 @@
 r"""# AFT-simple, step by step
 
-Without a position bias, every row weights the steps by their keys
-alone. Then a running mean per channel is enough: each step enters it
-with the weight of its key, and the query gates the result. Equation
-numbers are those of
-[Zhai et al. 2021](https://arxiv.org/abs/2105.14103).
+Without a position bias, every row weights the steps by their keys alone. Then a running
+mean per channel is enough: each step enters it with the weight of its key, and the
+query gates the result. Equation numbers are those of [Zhai et al.
+2021](https://arxiv.org/abs/2105.14103).
 """
 
 import torch
@@ -20,9 +19,8 @@ def running_step(
       m_t = e^{L_{t-1} - L_t}\, m_{t-1} + e^{K_t - L_t}\, V_t
       \tag{n1}$$
 
-    The larger of the two exponents is subtracted before the
-    exponentials, so that none can overflow, and one of the two terms is
-    1. The empty mean is $(-\infty, 0)$.
+    The larger of the two exponents is subtracted before the exponentials, so that none
+    can overflow, and one of the two terms is 1. The empty mean is $(-\infty, 0)$.
 
     - `log_sum`, `mean`, `k`, `v`: `[batch, channels]`.
     """
@@ -38,26 +36,23 @@ def running_step(
 def causal(
     q: Tensor, k: Tensor, v: Tensor, log_sum: Tensor, mean: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Row $t$ sees past and present.
+    r"""Let row $t$ see past and present.
 
     $$Y_t = \sigma(Q_t) \odot \sum_{t' \le t}
       \big(\mathrm{softmax}(K) \odot V\big)_{t'} \tag{5}$$
 
     - `q`, `k`, `v`: `[batch, time, channels]`.
-    - `log_sum`, `mean`: `[batch, channels]`, the running mean of all
-      earlier steps.
+    - `log_sum`, `mean`: `[batch, channels]`, the running mean of all earlier steps.
     """
     y = []
-    for q_t, k_t, v_t in zip(
-        q.unbind(1), k.unbind(1), v.unbind(1), strict=True
-    ):
+    for q_t, k_t, v_t in zip(q.unbind(1), k.unbind(1), v.unbind(1), strict=True):
         log_sum, mean = running_step(log_sum, mean, k_t, v_t)
         y.append(torch.sigmoid(q_t) * mean)  # Eq. 5
     return torch.stack(y, dim=1), log_sum, mean
 
 
 def not_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    r"""Every row sees all steps, so all rows have one mean.
+    r"""Let every row see all steps, so that all rows have one mean.
 
     It is 0 if all keys of a sequence are $-\infty$.
 

@@ -1,44 +1,48 @@
 """AFT-local and AFT-conv: a bias within a window, and 0 outside."""
 
-from dataclasses import replace
-from typing import Any, NamedTuple
+import math
+from typing import Annotated, Any, NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
-from fwlab.ops.aft.call import AFTCall, refuses
+from fwlab.ops import _operation as operation
+from fwlab.ops import _triton
+from fwlab.ops._operation import Kernel, Options, Steps
+from fwlab.ops.aft.limits import not_causal, why_not
 from fwlab.ops.aft.window import efficient, naive
-from fwlab.ops.call import checks, launcher
-from fwlab.ops.call.call import Operation
 
-AFT_LOCAL = Operation(
-    name="aft_local",
-    folder="aft/window",
-    implementations={
-        "naive": naive,
-        "efficient": efficient,
-        "triton": launcher.Kernel(
-            "fwlab.ops.aft.window.kernels",
-            minimum=(7, 5),
-            refuses=refuses,
-        ),
-    },
-)
-AFT_CONV = replace(AFT_LOCAL, name="aft_conv")
-AFT_CONV2D = Operation(
-    name="aft_conv2d",
-    folder="aft/window",
-    implementations={"naive": naive, "efficient": efficient},
-)
+
+def load() -> Any:
+    """Return the function that launches the kernels; Triton is imported only now."""
+    _triton.imported("fwlab.ops.aft.window.kernels")
+    from fwlab.ops.aft.window import kernels
+
+    return kernels.causal
+
+
+FORMS = {
+    "naive": naive.causal,
+    "efficient": efficient.causal,
+    "triton": Kernel(load, why_not),
+}
+NOT_CAUSAL = {
+    "naive": naive.not_causal,
+    "efficient": efficient.not_causal,
+    "triton": Kernel(load, not_causal),
+}
+IMAGES = {"naive": naive.image, "efficient": efficient.image}
+
+Heads = Annotated[Tensor, "batch time heads channels"]
+Pixels = Annotated[Tensor, "batch height width heads channels"]
 
 
 class WindowState(NamedTuple):
-    """The state of AFT-local and AFT-conv, of constant size.
+    """Hold the state of AFT-local and AFT-conv, of constant size.
 
-    - `k`, `v`: `[batch, window - 1, channels]`, the most recent steps; a
-      key that is masked or before the start is `-inf`.
-    - `log_sum`, `mean`: `[batch, channels]`, the running mean of
-      all older steps.
+    - `k`, `v`: `[batch, window - 1, channels]`, the most recent steps; a key that is
+      masked or before the start is `-inf`.
+    - `log_sum`, `mean`: `[batch, channels]`, the running mean of all older steps.
     """
 
     k: Tensor
@@ -47,33 +51,36 @@ class WindowState(NamedTuple):
     mean: Tensor
 
 
+class ImageOptions(TypedDict, total=False):
+    """Name the options of an operation on images: see `aft_conv2d`."""
+
+    key_mask: Tensor | None
+    implementation: str
+
+
+@operation.operation(FORMS, like="v", fills={"k": -math.inf})
 def aft_local(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    band: Tensor,
+    q: Steps,
+    k: Steps,
+    v: Steps,
+    band: Annotated[Tensor, "time window"],
     *,
     causal: bool = True,
-    key_mask: Tensor | None = None,
-    state: WindowState | None = None,
-    return_state: bool = False,
-    implementation: str = "auto",
-) -> Tensor | tuple[Tensor, WindowState]:
-    r"""AFT-local: biases within a window, and 0 outside (Eq. 4).
+    **options: Unpack[Options],
+) -> tuple[Tensor, Any]:
+    r"""Gate a mean of values, with biases within a window: AFT-local (Eq. 4).
 
     - `q`, `k`, `v`: `[batch, time, channels]`.
-    - `band`: `[time, window]`, column $j$ = the key $j$ steps back; if
-      not causal `[time, 2 * window - 1]`, and the other columns are the
-      keys 1, 2, … steps ahead. Outside the window the bias is 0, not
-      $-\infty$: a row still sees every step.
-    - `causal`, `key_mask`, `return_state`, `implementation`: as for
-      `aft_simple`. A masked step still has its place in the window.
+    - `band`: `[time, window]`, column $j$ = the key $j$ steps back; if not causal
+      `[time, 2 * window - 1]`, and the other columns are the keys 1, 2, … steps ahead.
+      Outside the window the bias is 0, not $-\infty$: a row still sees every step.
+    - `causal`, `key_mask`, `return_state`, `implementation`: as for `aft_simple`. A
+      masked step still has its place in the window.
     - `state`: the `WindowState` of an earlier call (only `causal`).
     - Returns `y` `[batch, time, channels]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
-    The result is exact wherever $k + w$ is finite, and undefined
-    elsewhere.
+    The result is exact wherever $k + w$ is finite, and undefined elsewhere.
 
     A window of one step: a bias for the step itself.
 
@@ -85,42 +92,33 @@ def aft_local(
 
     Source: Zhai et al. 2021 (arXiv:2105.14103).
     """
-    call = AFTCall(
-        AFT_LOCAL, q, k, v, causal, key_mask, implementation, band=band
-    )
-    time = call.q.shape[1]
-    width = call.width("band", band, "time, window")
-    call.shape("band", band, [time, width], "time, window")
-    return _window(call, band[None], state, return_state)
+    return _window("aft_local", q, k, v, band[None], causal, options)
 
 
+@operation.operation(FORMS, like="v", fills={"k": -math.inf})
 def aft_conv(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    kernel: Tensor,
+    q: Heads,
+    k: Annotated[Tensor, "batch time heads keys"],
+    v: Heads,
+    kernel: Annotated[Tensor, "heads window"],
     *,
     causal: bool = True,
-    key_mask: Tensor | None = None,
-    state: WindowState | None = None,
-    return_state: bool = False,
-    implementation: str = "auto",
-) -> Tensor | tuple[Tensor, WindowState]:
-    r"""AFT-conv: per head, one bias for each distance (Eq. 6).
+    **options: Unpack[Options],
+) -> tuple[Tensor, Any]:
+    r"""Gate a mean of values, with a bias for each distance: AFT-conv (Eq. 6).
 
     - `q`, `v`: `[batch, time, heads, channels]`.
     - `k`: the same, or with one channel per head (the paper's form).
-    - `kernel`: `[heads, window]` with columns as in the band of
-      `aft_local`; if not causal `[heads, 2 * window - 1]`.
-    - `causal`, `key_mask`, `return_state`, `implementation`: as for
-      `aft_simple`. A masked step still has its place in the window.
-    - `state`: the `WindowState` of an earlier call (only `causal`), with
-      the channels of all heads side by side.
+    - `kernel`: `[heads, window]` with columns as in the band of `aft_local`; if not
+      causal `[heads, 2 * window - 1]`.
+    - `causal`, `key_mask`, `return_state`, `implementation`: as for `aft_simple`. A
+      masked step still has its place in the window.
+    - `state`: the `WindowState` of an earlier call (only `causal`), with the channels
+      of all heads side by side.
     - Returns `y` `[batch, time, heads, channels]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
-    The result is exact wherever $k + w$ is finite, and undefined
-    elsewhere.
+    The result is exact wherever $k + w$ is finite, and undefined elsewhere.
 
     One head, and a window of one step.
 
@@ -132,45 +130,41 @@ def aft_conv(
 
     Source: Zhai et al. 2021 (arXiv:2105.14103).
     """
-    op = "aft_conv"
-    flat = _heads_side_by_side(op, q, k, v, "batch time heads channels")
-    call = AFTCall(
-        AFT_CONV, *flat, causal, key_mask, implementation, kernel=kernel
-    )
-    heads = q.shape[2]
-    width = call.width("kernel", kernel, "heads, window")
-    call.shape("kernel", kernel, [heads, width], "heads, window")
-    out = _window(call, kernel[:, None], state, return_state)
-    if return_state:
-        return out[0].view(v.shape), out[1]
-    return out.view(v.shape)
+    flat = _heads_side_by_side("aft_conv", q, k, v)
+    y, state = _window("aft_conv", *flat, kernel[:, None], causal, options)
+    return y.view(v.shape), state
 
 
+@operation.operation(
+    IMAGES,
+    like="v",
+    options=ImageOptions,
+    defaults={"key_mask": None, "implementation": "auto"},
+    fills={"k": -math.inf},
+    steps=("batch", "height", "width"),
+)
 def aft_conv2d(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    kernel: Tensor,
-    *,
-    key_mask: Tensor | None = None,
-    implementation: str = "auto",
-) -> Tensor:
-    r"""AFT-conv for images: one bias for each offset (Eq. 6).
+    q: Pixels,
+    k: Annotated[Tensor, "batch height width heads keys"],
+    v: Pixels,
+    kernel: Annotated[Tensor, "heads size size"],
+    **options: Unpack[ImageOptions],
+) -> tuple[Tensor, Any]:
+    r"""Gate a mean over an image, with a bias for each offset: AFT-conv (Eq. 6).
 
-    Not causal: every pixel sees all pixels. The centred kernel holds
-    the biases of the pixels within it; all others have bias 0.
+    Not causal: every pixel sees all pixels. The centred kernel holds the biases of the
+    pixels within it; all others have bias 0.
 
     - `q`, `v`: `[batch, height, width, heads, channels]`.
     - `k`: the same, or with one channel per head (the paper's form).
-    - `kernel`: `[heads, size, size]` with an odd `size`; its centre is
-      the bias of the pixel itself.
+    - `kernel`: `[heads, size, size]` with an odd `size`; its centre is the bias of the
+      pixel itself.
     - `key_mask`: `bool [batch, height, width]`, True = real pixel.
     - `implementation`: "auto", "naive" or "efficient".
     - Returns `[batch, height, width, heads, channels]`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
-    The result is exact wherever $k + w$ is finite, and undefined
-    elsewhere.
+    The result is exact wherever $k + w$ is finite, and undefined elsewhere.
 
     Without a bias, all pixels count the same.
 
@@ -181,87 +175,74 @@ def aft_conv2d(
 
     Source: Zhai et al. 2021 (arXiv:2105.14103).
     """
-    op = "aft_conv2d"
-    flat = _heads_side_by_side(
-        op, q, k, v, "batch height width heads channels"
-    )
-    batch, height, width, heads, _ = v.shape
-    if key_mask is not None:
-        pixels = {"batch": batch, "height": height, "width": width}
-        checks.mask(op, "key_mask", key_mask, q, **pixels)
-        key_mask = key_mask.flatten(1)
-    call = AFTCall(
-        AFT_CONV2D,
-        *flat,
-        False,
-        key_mask,
-        implementation,
-        kernel=kernel,
-    )
-    size = kernel.shape[-1] if kernel.dim() else 0
-    call.shape(
-        "kernel", kernel, [heads, size, size], "heads, size, size"
-    )
+    op, (_, height, width, *_), size = "aft_conv2d", v.shape, kernel.shape[-1]
     if size % 2 == 0:
-        raise ValueError(
-            f"{op}: expected kernel of odd size, got size {size}"
-        )
-
-    # An image is whole: there is no state.
-    def run() -> tuple[Tensor, Any]:
-        w = kernel.to(call.dtype)
-        return call.form.image(
-            call.q, call.k, call.v, w, height, width
-        ), None
-
-    return call.run(run, None, False).view(v.shape)
+        raise ValueError(f"{op}: expected kernel of odd size, got size {size}")
+    flat = _heads_side_by_side(op, q, k, v)
+    if not v.numel():
+        return operation.empty(v, q, k, kernel), None
+    compute, *x = operation.prepare(
+        op, IMAGES, options["implementation"], *flat, kernel
+    )
+    return compute(*x, height, width).view(v.shape), None
 
 
-# `aft_local` and `aft_conv`: a band of biases, its first column that of
-# the step itself. Keys of the last steps are kept for their biases, and
-# older ones as a running mean.
 def _window(
-    call: AFTCall,
-    band: Tensor,
-    state: WindowState | None,
-    return_state: bool,
-) -> Any:
-    batch, time, channels = call.q.shape
-    length = band.shape[-1] - 1 if call.causal else 0
-    recent, running = (batch, length, channels), (batch, channels)
-    shape: dict[str, tuple[int, ...]] = {"k": recent, "v": recent}
-    shape |= {"log_sum": running, "mean": running}
-    # A whole sequence without a state needs no copy of keys and values.
-    whole = call.form is efficient and call.causal
-    whole = whole and state is None and not return_state
-    start: Any = None
-    if not whole:
-        start = call.before(WindowState, state, return_state, shape)
+    op: str, q: Tensor, k: Tensor, v: Tensor, band: Tensor, causal: bool, options: Any
+) -> tuple[Tensor, Any]:
+    """Compute AFT-local and AFT-conv; the first column of a band is the step itself.
 
-    def run() -> tuple[Tensor, Any]:
-        w = band.to(call.dtype)
-        if not call.causal:
-            return call.form.not_causal(call.q, call.k, call.v, w), None
-        if whole:
-            return efficient.whole(call.q, call.k, call.v, w), None
-        k = torch.cat([start.k, call.k], 1)
-        v = torch.cat([start.v, call.v], 1)
-        y, *older = call.form.causal(
-            call.q, k, v, w, start.log_sum, start.mean
+    Keys of the last steps are kept for their biases, older ones as a running mean.
+    """
+    width = band.shape[-1]
+    if width < 1 or not (causal or width % 2):
+        name, rows = ("band", "time") if op == "aft_local" else ("kernel", "heads")
+        size = "at least 1" if causal else "odd (2 * window - 1)"
+        raise ValueError(
+            f"{op}: expected {name} of shape [{rows}, window] whose width is {size}, "
+            f"got {[max(band.shape[:2]), width]}"
         )
-        k, v = (x[:, time:].to(call.dtype) for x in (k, v))
-        return y, WindowState(k, v, *older)
-
-    return call.run(run, start, return_state)
+    state, keep, fresh = options["state"], options["return_state"], False
+    forms = FORMS if causal else NOT_CAUSAL
+    compute, *x = operation.prepare(op, forms, options["implementation"], q, k, v, band)
+    dtype = torch.promote_types(v.dtype, torch.float32)
+    q, k, v, band = *x[:3], x[3].to(dtype)
+    (batch, time, channels), length = v.shape, band.shape[-1] - 1
+    if v.numel() and not causal:
+        return compute(q, k, v, band), None
+    if v.numel() and compute is efficient.causal and state is None and not keep:
+        return efficient.whole(q, k, v, band), None
+    recent, running = (batch, length, channels), (batch, channels)
+    if state is None:
+        fresh = True
+        state = tuple(
+            fill
+            for size in (recent, running)
+            for fill in (
+                v.new_full(size, -math.inf, dtype=dtype),
+                v.new_zeros(size, dtype=dtype),
+            )
+        )
+    shapes = recent, recent, running, running
+    state = operation.check_parts(op, state, WindowState, shapes, v)
+    if not v.numel():
+        return operation.empty(v, q, k, band), state
+    # Without a state, in the precision of a kernel.
+    past = [part.to(v.dtype) if fresh else part for part in state[:2]]
+    k, v = torch.cat([past[0], k], 1), torch.cat([past[1], v], 1)
+    y, *older = compute(q, k, v, band, state.log_sum, state.mean)
+    return y, WindowState(k[:, time:].to(dtype), v[:, time:].to(dtype), *older)
 
 
 def _heads_side_by_side(
-    op: str, q: Tensor, k: Tensor, v: Tensor, dims: str
+    op: str, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`[batch, ..., heads, channels]` to `[batch, time, channels]`."""
-    checks.shapes(op, q=(q, None), k=(k, None))
-    if k.dim() == q.dim() and k.shape[-1] == 1:
-        k = k.expand(*k.shape[:-1], q.shape[-1])
-    checks.shapes(op, q=(q, dims), k=(k, dims), v=(v, dims))
+    """Return `[batch, ..., heads, channels]` as `[batch, time, channels]`."""
+    if k.shape[-1] not in (1, q.shape[-1]):
+        raise ValueError(
+            f"{op}: expected k of shape {[*q.shape]}, or with 1 channel per head, "
+            f"got {[*k.shape]}"
+        )
+    k = k.expand(q.shape)
     q, k, v = (x.flatten(-2).flatten(1, -2) for x in (q, k, v))
     return q, k, v

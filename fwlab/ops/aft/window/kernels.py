@@ -1,23 +1,21 @@
 r"""# The windows of AFT-local and AFT-conv on a GPU
 
-A program holds a tile of rows. The steps that are older than their
-window are one more triple (k1), which the kernels of AFT-simple
-compute. The window itself is two matrix products, of $e^w$ with
-$e^{K - c}$ and with $e^{K - c} V$ (e5). The maximum $c$ is one of keys
-that all rows of the tile see, so that a key that a row does not see
-changes no bit of its result.
+A program holds a tile of rows. The steps that are older than their window are one more
+triple (k1), which the kernels of AFT-simple compute. The window itself is two matrix
+products, of $e^w$ with $e^{K - c}$ and with $e^{K - c} V$ (e5). The maximum $c$ is one
+of keys that all rows of the tile see, so that a key that a row does not see changes no
+bit of its result.
 
-A product is exact only as long as no factor is too large. Rows and
-channels for which this fails take their keys one after the other, with
-a maximum of their own; the rest of the tile keeps the result of the
-products. In the backward pass, a whole tile goes one way or the other.
-GPUs without tensor cores have no products.
+A product is exact only as long as no factor is too large. Rows and channels for which
+this fails take their keys one after the other, with a maximum of their own; the rest of
+the tile keeps the result of the products. In the backward pass, a whole tile goes one
+way or the other. GPUs without tensor cores have no products.
 
-AFT-full uses the same kernels, with all keys as its window. There is no
-kernel for windows with `causal=False` and for images: the efficient
-version computes them.
+AFT-full uses the same kernels, with all keys as its window. There is no kernel for
+windows with `causal=False` and for images: the efficient version computes them.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,7 +23,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fwlab.ops import triton_tiles
+from fwlab.ops import _triton
+from fwlab.ops._recurrence import Recurrence, Results, Tensors
 from fwlab.ops.aft.simple.kernels import (
     as_state,
     as_triple,
@@ -38,9 +37,7 @@ from fwlab.ops.aft.simple.kernels import (
     state_gradients,
     summary,
 )
-from fwlab.ops.call import launcher
-from fwlab.ops.call.operators import Operator, traced
-from fwlab.ops.parts import autograd, chunks
+from fwlab.ops.triton_tiles import contiguous, count, precision
 
 #: Rows per tile, and keys per product.
 TILE, KEYS = 32, 32
@@ -60,18 +57,15 @@ MIN_SUM, MAX_SUM = tl.constexpr(1e-10), tl.constexpr(1e35)
 
 @triton.jit
 def _bias(band, t, p, inside, W, reach):
-    """What row t adds to key p: a bias, 0 for an older key, or -inf.
+    """Return what row t adds to key p: a bias, 0 for an older key, or -inf.
 
-    `reach` is None for a window of W keys, of which p = t is the
-    oldest; otherwise row t sees all keys up to t + reach, W of them in
-    total.
+    `reach` is None for a window of W keys, of which p = t is the oldest; otherwise row
+    t sees all keys up to t + reach, W of them in total.
     """
     if reach is None:
         column = t + W - 1 - p
         w = tl.load(
-            band + column,
-            mask=inside & (column >= 0) & (column < W),
-            other=0.0,
+            band + column, mask=inside & (column >= 0) & (column < W), other=0.0
         )
         w = tl.where(column < 0, LOW, w)
     else:
@@ -82,16 +76,14 @@ def _bias(band, t, p, inside, W, reach):
 
 @triton.jit
 def _biases(band, t, p, time, end, W, reach):
-    """`_bias` of a tile of rows and keys, with a band for each row."""
+    """Return `_bias` of a tile of rows and keys, with a band for each row."""
     inside = (t < time)[:, None] & (p < end)[None, :]
-    return _bias(
-        band[:, None], t[:, None], p[None, :], inside, W, reach
-    )
+    return _bias(band[:, None], t[:, None], p[None, :], inside, W, reach)
 
 
 @triton.jit
 def _reach(W, reach):
-    """Row t sees the keys up to t + this."""
+    """Return how many keys after its own row t sees."""
     last = reach
     if reach is None:
         last = W - 1
@@ -99,9 +91,7 @@ def _reach(W, reach):
 
 
 @triton.jit
-def _tile(
-    x, first, end, c, channel, other, N: tl.constexpr, D: tl.constexpr
-):
+def _tile(x, first, end, c, channel, other, N: tl.constexpr, D: tl.constexpr):
     """Load `[N, BD]` of `[steps, D]` from step `first` on, in float32.
 
     Only the offset of the first step needs 64 bits.
@@ -114,9 +104,7 @@ def _tile(
 
 
 @triton.jit
-def _put_tile(
-    x, value, first, end, c, channel, N: tl.constexpr, D: tl.constexpr
-):
+def _put_tile(x, value, first, end, c, channel, N: tl.constexpr, D: tl.constexpr):
     """Store what `_tile` would load."""
     i = tl.arange(0, N)
     inside = (first + i < end)[:, None] & channel[None, :]
@@ -134,13 +122,13 @@ def _at(x, t, c, channel, other, D: tl.constexpr):
 
 @triton.jit
 def _any(x):
-    """Whether any entry of a tile is true: the same for all threads."""
+    """Say whether any entry of a tile is true: the same for all threads."""
     return tl.max(tl.max(x.to(tl.int32), 1), 0) > 0
 
 
 @triton.jit
 def _dot(a, b, PRECISION: tl.constexpr):
-    """A matrix product, summed in float32."""
+    """Multiply matrices, with sums in float32."""
     return tl.dot(a, b, input_precision=PRECISION)
 
 
@@ -149,7 +137,7 @@ def _one_by_one(
     k, v, band, M, S, A, t, c, channel, start, end, time, W, reach,
     D: tl.constexpr,
 ):  # fmt: skip
-    """The triples of a tile of rows, adding one key after the other.
+    """Add one key after the other to the triples of a tile of rows.
 
     Each row and channel has its own maximum: this is always right.
     """
@@ -158,9 +146,7 @@ def _one_by_one(
         value = _at(v, p, c, channel, 0.0, D)
         x = _bias(band, t, p, t < time, W, reach)[:, None]
         x, u, w = elements(
-            x + key[None, :],
-            tl.full(M.shape, 1.0, tl.float32),
-            value[None, :],
+            x + key[None, :], tl.full(M.shape, 1.0, tl.float32), value[None, :]
         )
         M, S, A = combine(M, S, A, x, u, w)
     return M, S, A
@@ -168,10 +154,9 @@ def _one_by_one(
 
 @triton.jit
 def _factor(x):
-    """e^x, or infinity where a product may not have such a factor.
+    """Return e^x, or infinity where a product may not have such a factor.
 
-    Infinity spoils the sums that it enters: they show that they are
-    wrong.
+    Infinity spoils the sums that it enters: they show that they are wrong.
     """
     return exp(tl.where(x > MAX_EXPONENT, float("inf"), x))
 
@@ -181,14 +166,13 @@ def _by_products(
     k, v, band, m0, S, A, first, t, c, channel, start, end, time,
     W, reach, D: tl.constexpr, P: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The same by products of $e^w$ and $e^{K - c}$ (e5), where c is
-    the maximum of the first P keys and the older steps; and where it is
-    wrong.
+    """Add all keys by products of $e^w$ and $e^{K - c}$ (e5), and mark what is wrong.
 
-    c and the keys of the first loop are seen by all rows. The second
-    loop leaves keys out that do not fit: they are wrong for the rows
-    that see them. For the others they are an exact 0, so they do not
-    change a bit of them.
+    Here c is the maximum of the first P keys and the older steps.
+
+    c and the keys of the first loop are seen by all rows. The second loop leaves keys
+    out that do not fit: they are wrong for the rows that see them. For the others they
+    are an exact 0, so they do not change a bit of them.
     """
     seen = tl.minimum(end, first + 1 + _reach(W, reach))
     key = _tile(k, start, seen, c, channel, LOW, P, D)
@@ -236,12 +220,11 @@ def window_forward(
     R: tl.constexpr, BD: tl.constexpr, P: tl.constexpr,
     PRODUCTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Eq. 2 for a tile of rows and some channels of a group.
+    """Compute Eq. 2 for a tile of rows and some channels of a group.
 
-    Loads R + W keys and values, and q; stores y, L and m. By products
-    (R + W) (1 + R / BD) exponentials per channel, key by key R (R + W).
-    The lower bound of the latter is their time: a multiprocessor
-    computes about 16 per clock cycle.
+    Loads R + W keys and values, and q; stores y, L and m. By products (R + W) (1 + R /
+    BD) exponentials per channel, key by key R (R + W). The lower bound of the latter is
+    their time: a multiprocessor computes about 16 per clock cycle.
     """
     n, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
     blocks = tl.cdiv(D // H, BD)
@@ -265,11 +248,7 @@ def window_forward(
         start, end = 0, tl.minimum(keys, first + R + reach)
     zero = tl.zeros([R, BD], tl.float32)
     M, S, A = zero + m0[None, :], zero + s0[None, :], zero + a0[None, :]
-    base, total, sums = (
-        tl.zeros([1, BD], tl.float32),
-        zero + WRONG,
-        zero,
-    )
+    base, total, sums = tl.zeros([1, BD], tl.float32), zero + WRONG, zero
     if PRODUCTS:
         base, total, sums = _by_products(
             k, v, band, m0, S, A, first, t, c, channel, start, end,
@@ -298,11 +277,11 @@ def window_forward(
 
 @triton.jit(do_not_specialize=["size", "extra"])
 def rows_backward(q, dy, m, dm, db, dq, size, extra, B: tl.constexpr):
-    """The gradients of means, of their logarithms, and of q.
+    """Compute the gradients of means, of their logarithms, and of q.
 
-    One sequence of `size` scalars; `extra` more are in m, dm and db,
-    for the next state. Loads q, dy and m, stores dm, db and dq:
-    12 + 3 b bytes per scalar. Lower bound: the bytes.
+    One sequence of `size` scalars; `extra` more are in m, dm and db, for the next
+    state. Loads q, dy and m, stores dm, db and dq: 12 + 3 b bytes per scalar. Lower
+    bound: the bytes.
     """
     batch = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
@@ -319,9 +298,7 @@ def rows_backward(q, dy, m, dm, db, dq, size, extra, B: tl.constexpr):
     tl.store(dq + here, d.to(dq.dtype.element_ty), mask=inside)
 
 
-@triton.jit(
-    do_not_specialize=["time", "keys", "W", "reach", "rows", "segments"]
-)
+@triton.jit(do_not_specialize=["time", "keys", "W", "reach", "rows", "segments"])
 def window_backward_keys(
     k, v, band, L, dm, db, top, s, a, dk, dv,
     time, keys, W, reach, rows, segments,
@@ -329,7 +306,7 @@ def window_backward_keys(
     R: tl.constexpr, BD: tl.constexpr, P: tl.constexpr,
     PRODUCTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """(e6) and (e7) for a tile of keys: sums over the rows that see it.
+    """Compute (e6) and (e7) for a tile of keys: sum over the rows that see it.
 
     Loads L, dm and db of R + W rows, k and v; stores dk and dv. By
     products (R + W) (1 + R / BD) exponentials per channel, row by row
@@ -356,10 +333,7 @@ def window_backward_keys(
     B = tl.zeros([R, BD], tl.float32)
     if reach is None:
         # Row `time` is the next state: it sees only older keys.
-        start, end = (
-            tl.maximum(n * R - W + 1, 0),
-            tl.minimum(n * R + R, time + 1),
-        )
+        start, end = tl.maximum(n * R - W + 1, 0), tl.minimum(n * R + R, time + 1)
     else:
         start, end = tl.maximum(n * R - reach, 0), time
     alone = True
@@ -396,14 +370,8 @@ def window_backward_keys(
             db_t = _at(db, t, c, channel, 0.0, D)
             row = tl.minimum(t, time - 1) % rows
             visible = p < tl.where(t < time, keys, time)
-            x = _bias(
-                band + tl.cast(row, tl.int64) * W,
-                t,
-                p,
-                visible,
-                W,
-                reach,
-            )[:, None]
+            biases = band + tl.cast(row, tl.int64) * W
+            x = _bias(biases, t, p, visible, W, reach)[:, None]
             hidden = empty | (norm == LOW)[None, :]
             norm = tl.where(norm == LOW, 0.0, norm)
             x = tl.where(hidden, LOW, x + key - norm[None, :])
@@ -428,7 +396,7 @@ def _rows(
     L, m, dm, first, time, head, block, R: tl.constexpr,
     BD: tl.constexpr, D: tl.constexpr, H: tl.constexpr,
 ):  # fmt: skip
-    """Channels of a block, which are inside; and L, m, dm of rows."""
+    """Return the channels of a block, which are inside; and L, m, dm of rows."""
     inner = block * BD + tl.arange(0, BD)
     c, channel = head * (D // H) + inner, inner < D // H
     norm = _tile(L, first, time, c, channel, LOW, R, D)
@@ -437,17 +405,7 @@ def _rows(
     return c, channel, norm, mean, g
 
 
-@triton.jit(
-    do_not_specialize=[
-        "time",
-        "keys",
-        "W",
-        "reach",
-        "rows",
-        "batch",
-        "across",
-    ]
-)
+@triton.jit(do_not_specialize=["time", "keys", "W", "reach", "rows", "batch", "across"])
 def window_backward_band(
     k, v, band, L, m, dm, dband,
     time, keys, W, reach, rows, batch, across,
@@ -455,11 +413,10 @@ def window_backward_band(
     R: tl.constexpr, BD: tl.constexpr, P: tl.constexpr,
     PRODUCTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """(e8): the biases of a tile of rows and of P keys.
+    """Compute (e8): the biases of a tile of rows and of P keys.
 
-    Each program sums over the batch and the channels, in a fixed order.
-    It loads k, v, L, m and dm of its rows and keys once. `across`
-    programs share a tile of rows.
+    Each program sums over the batch and the channels, in a fixed order. It loads k, v,
+    L, m and dm of its rows and keys once. `across` programs share a tile of rows.
     """
     n, head = tl.program_id(0) // across, tl.program_id(1)
     first = n * R
@@ -517,9 +474,7 @@ def window_backward_band(
                     e = exp(tl.where(empty, LOW, x))
                     e *= g * (tl.where(empty, 0.0, value) - mean)
                     total += tl.where(
-                        (tl.arange(0, P) == j)[None, :],
-                        tl.sum(e, 1)[:, None],
-                        0.0,
+                        (tl.arange(0, P) == j)[None, :], tl.sum(e, 1)[:, None], 0.0
                     )
     column = tl.zeros([R, P], tl.int32) + p[None, :]
     if reach is None:
@@ -529,136 +484,126 @@ def window_backward_band(
     tl.store(dband + out, total, mask=inside)
 
 
-def _how(
-    q: Tensor, k: Tensor, v: Tensor, band: Tensor
-) -> tuple[int, dict[str, Any]]:
-    """Blocks of channels, and the constants of the three kernels."""
+def _how(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> tuple[int, dict[str, Any]]:
+    """Return the blocks of channels, and the constants of the three kernels."""
     groups, D = len(band), q.shape[-1]
     BD = max(channels(D // groups, WIDE), 16)  # a product needs 16
     either = torch.promote_types(k.dtype, v.dtype)
-    products = launcher.capability(q.device) >= launcher.TENSOR_CORES
-    return groups * chunks.count(D // groups, BD), {
+    products = _triton.capability(q.device) >= _triton.TENSOR_CORES
+    return groups * count(D // groups, BD), {
         "D": D,
         "H": groups,
         "R": TILE,
         "BD": BD,
         "P": KEYS,
         "PRODUCTS": products,
-        "PRECISION": triton_tiles.precision(either),
+        "PRECISION": precision(either),
         "warps": 4,
     }
 
 
-class Window(torch.autograd.Function):
-    """Eq. 2 over a window and all older steps (`reach` is None).
+def window_mean(x: Tensors, keep: bool, reach: int | None) -> Results:
+    """Compute Eq. 2 over a window and all older steps, and the next state.
 
-    Otherwise row t sees all keys up to t + `reach`.
+    Older steps come as triples, from `summary`.
+
+    - `x`: q, k, v, band, log_sum and mean.
+    - `reach`: row t sees all keys up to t + `reach`; None = a window.
     """
-
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, band: Tensor,
-        log_sum: Tensor, mean: Tensor, reach: int | None, keep: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        """Older steps come as triples, from `summary`."""
-        q, k, v, band = (x.contiguous() for x in (q, k, v, band))
-        (batch, time, D), keys = q.shape, k.shape[1]
-        rows, W = band.shape[1:]
-        triples: list[Any] = [None] * 3
-        end = log_sum, mean
-        if reach is None:
-            triples = summary(k, None, v, time, TILE, 1)
-            end = as_state(*carried(triples, as_triple(*end), False))
-        y, L, m = torch.empty_like(q, dtype=v.dtype), None, None
-        if keep:
-            L, m = (
-                mean.new_empty(batch, time + 1, D) for _ in range(2)
-            )
-            L[:, time], m[:, time] = end
-        blocks, how = _how(q, k, v, band)
-        launcher.launch(
-            window_forward,
-            (chunks.count(time, TILE), batch, blocks),
-            *(q, k, v, band, *triples, y, L, m),
-            *(time, keys, W, reach, rows),
-            **how,
-        )
-        if keep:
-            ctx.save_for_backward(q, k, v, band, log_sum, mean, L, m)
-        ctx.options = reach, keep
-        ctx.set_materialize_grads(False)
-        return y, end[0].clone(), end[1].clone()
-
-    @staticmethod
-    @autograd.backward_pass
-    def backward(
-        ctx: Any, dy: Any, dL: Any, dm_end: Any
-    ) -> tuple[Tensor | None, ...]:
-        """Gradients of keys and values, then those of the band. Here
-        the triples run backward, and sum up later rows.
-        """
-        q, k, v, band, log_sum, mean, L, m = ctx.saved_tensors
-        reach = ctx.options[0]
-        dy, dL, dm_end = (
-            torch.zeros_like(x) if dx is None else dx
-            for x, dx in (
-                (v[:, : q.shape[1]], dy),
-                (log_sum, dL),
-                (mean, dm_end),
-            )
-        )
-        (batch, time, D), keys = q.shape, k.shape[1]
-        groups, rows, W = band.shape
-        dm, db = torch.empty_like(m), torch.empty_like(m)
-        dq = torch.empty_like(q)
-        launcher.launch(
-            rows_backward,
-            (chunks.count(time * D, 1024), batch),
-            *(q, dy.contiguous(), m, dm, db, dq, time * D, D),
-            B=1024,
-            warps=4,
-        )
-        dm[:, time] = dm_end
-        db[:, time] = dL - m[:, time] * dm_end
-        after: list[Any] = [None] * 3
-        if reach is None:
-            after = summary(L, dm, db, time + 1, TILE, -1)
-            zero = torch.zeros_like(mean)
-            start = [torch.full_like(mean, -torch.inf), zero, zero]
-            total = carried(after, start, True)
-            dstate = state_gradients(total, log_sum, mean)
-        else:
-            dstate = dL, dm_end
-        dk, dv = torch.empty_like(k), torch.empty_like(v)
-        blocks, how = _how(q, k, v, band)
-        sizes = (time, keys, W, reach, rows)
-        launcher.launch(
-            window_backward_keys,
-            (chunks.count(keys, TILE), batch, blocks),
-            *(k, v, band, L, dm, db, *after, dk, dv, *sizes),
-            chunks.count(time + 1, TILE),
-            **how,
-        )
-        dband = band.new_empty(groups, time, W)
-        span = keys if reach is not None else TILE + W - 1
-        across = chunks.count(span, KEYS)
-        launcher.launch(
-            window_backward_band,
-            (chunks.count(time, TILE) * across, groups),
-            *(k, v, band, L, m, dm, dband, *sizes, batch, across),
-            **how,
-        )
-        if rows == 1:
-            dband = dband.sum(1, keepdim=True)
-        return dq, dk, dv, dband, *dstate, None, None
+    q, k, v, band, log_sum, mean = contiguous(*x)
+    (batch, time, D), keys = q.shape, k.shape[1]
+    rows, W = band.shape[1:]
+    triples: list[Any] = [None] * 3
+    end = log_sum.clone(), mean.clone()
+    if reach is None:
+        triples = summary(k, None, v, time, TILE, 1)
+        end = as_state(*carried(triples, as_triple(log_sum, mean), False))
+    y, kept = torch.empty_like(q, dtype=v.dtype), []
+    if keep:
+        kept = [mean.new_empty(batch, time + 1, D) for _ in end]
+        for rows_and_end, last in zip(kept, end, strict=True):
+            rows_and_end[:, time] = last
+    blocks, how = _how(q, k, v, band)
+    _triton.launch(
+        window_forward,
+        (count(time, TILE), batch, blocks),
+        *(q, k, v, band, *triples, y, *(kept or [None] * 2)),
+        *(time, keys, W, reach, rows),
+        **how,
+    )
+    return [y, *end], kept
 
 
-operator = Operator(
-    "aft_kernels",
-    Window,
-    "Tensor q, Tensor k, Tensor v, Tensor band, Tensor log_sum, "
-    "Tensor mean, SymInt? reach, bool keep",
-    3,
+def window_mean_backward(
+    x: Tensors,
+    kept: Tensors,
+    gradients: Tensors,
+    needed: Sequence[bool],
+    reach: int | None,
+) -> Tensors:
+    """Return the gradients of `x`: those of keys and values, then of the band.
+
+    Here the triples run backward, and sum up later rows.
+    """
+    q, k, v, band, log_sum, mean = contiguous(*x)
+    L, m = contiguous(*kept)
+    (batch, time, D), keys = q.shape, k.shape[1]
+    dy, dL, dm_end = (
+        torch.zeros_like(part) if dx is None else dx
+        for part, dx in zip(
+            (v[:, :time], log_sum, mean), contiguous(*gradients), strict=True
+        )
+    )
+    groups, rows, W = band.shape
+    dm, db = torch.empty_like(m), torch.empty_like(m)
+    dq = torch.empty_like(q)
+    _triton.launch(
+        rows_backward,
+        (count(time * D, 1024), batch),
+        *(q, dy, m, dm, db, dq, time * D, D),
+        B=1024,
+        warps=4,
+    )
+    dm[:, time] = dm_end
+    db[:, time] = dL - m[:, time] * dm_end
+    after: list[Any] = [None] * 3
+    dstate = dL, dm_end
+    if reach is None:
+        after = summary(L, dm, db, time + 1, TILE, -1)
+        zero = torch.zeros_like(mean)
+        start = [torch.full_like(mean, -torch.inf), zero, zero]
+        dstate = state_gradients(carried(after, start, True), log_sum, mean)
+    dk, dv = torch.empty_like(k), torch.empty_like(v)
+    blocks, how = _how(q, k, v, band)
+    sizes = (time, keys, W, reach, rows)
+    _triton.launch(
+        window_backward_keys,
+        (count(keys, TILE), batch, blocks),
+        *(k, v, band, L, dm, db, *after, dk, dv, *sizes),
+        count(time + 1, TILE),
+        **how,
+    )
+    dband = band.new_empty(groups, time, W)
+    span = keys if reach is not None else TILE + W - 1
+    across = count(span, KEYS)
+    _triton.launch(
+        window_backward_band,
+        (count(time, TILE) * across, groups),
+        *(k, v, band, L, m, dm, dband, *sizes, batch, across),
+        **how,
+    )
+    if rows == 1:
+        dband = dband.sum(1, keepdim=True)
+    return dq, dk, dv, dband, *dstate
+
+
+window = Recurrence(
+    "aft_window_kernels",
+    "Tensor q, Tensor k, Tensor v, Tensor band, Tensor log_sum, Tensor mean",
+    "SymInt? reach",
+    window_mean,
+    window_mean_backward,
+    window_mean,
 )
 
 
@@ -666,7 +611,5 @@ def causal(
     q: Tensor, k: Tensor, v: Tensor, band: Tensor, log_sum: Tensor,
     mean: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Row $t$ sees past and present; called as the naive version."""
-    inputs = (q, k, v, band, log_sum, mean)
-    run = operator if traced(q) else Window.apply
-    return run(*inputs, None, autograd.will_go_back(*inputs))
+    """Return Eq. 4 and the next state: row $t$ sees past and present."""
+    return tuple(window((q, k, v, band, log_sum, mean), None))

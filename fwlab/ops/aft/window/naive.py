@@ -1,62 +1,48 @@
 r"""# AFT-local and AFT-conv, row by row
 
-Both are AFT-full with a special bias: $w$ inside a window, and 0
-outside.
+Both are AFT-full with a special bias: $w$ inside a window, and 0 outside.
 
 $$w_{t,t'} \leftarrow w_{t,t'} \text{ if } |t - t'| < s,
   \text{ else } 0 \tag{4}$$
 
-A step outside the window still counts, by its key alone. In AFT-conv
-(Eq. 6) there is one $w$ per head, and it depends only on $t - t'$.
-Equation numbers are those of
-[Zhai et al. 2021](https://arxiv.org/abs/2105.14103).
+A step outside the window still counts, by its key alone. In AFT-conv (Eq. 6) there is
+one $w$ per head, and it depends only on $t - t'$. Equation numbers are those of [Zhai
+et al. 2021](https://arxiv.org/abs/2105.14103).
 """
 
 import torch
 from torch import Tensor
 
+from fwlab.ops.aft.full.naive import mean_of
+
 
 def biases(w: Tensor, at: Tensor, channels: int) -> Tensor:
     r"""$w_{t,t'}$ of one row $t$, for all keys and channels.
 
-    - `w`: `[groups, columns]`, one column per distance; each group of
-      neighbouring channels shares a row of it.
-    - `at`: `bool [keys, columns]`, whether a key is at this distance. A
-      key outside the window is at no distance.
+    - `w`: `[groups, columns]`, one column per distance; each group of neighbouring
+      channels shares a row of it.
+    - `at`: `bool [keys, columns]`, whether a key is at this distance. A key outside the
+      window is at no distance.
     - Returns `[keys, channels]`.
     """
     w = torch.where(at, w[:, None], 0).sum(-1)  # Eq. 4
     return w.T.repeat_interleave(channels // len(w), 1)
 
 
-def mean_of(k: Tensor, v: Tensor, w: Tensor | float) -> Tensor:
-    r"""One row: the weighted mean of the values that it sees (Eq. 2).
-
-    - `k`, `v`: `[batch, keys, channels]`; a key of $-\infty$ is not
-      seen, and a row that sees nothing is 0.
-    - `w`: `[keys, channels]`.
-    """
-    exponent = k + w
-    empty = (exponent == -torch.inf).all(1, keepdim=True)
-    exponent = torch.where(empty, 0, exponent)  # no inf - inf
-    mean = (torch.softmax(exponent, dim=1) * v).sum(1)  # Eq. 2
-    return torch.where(empty[:, 0], 0, mean)
-
-
 def causal(
     q: Tensor, k: Tensor, v: Tensor, band: Tensor, log_sum: Tensor,
     mean: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    r"""Row $t$ sees past and present.
+    r"""Let row $t$ see past and present.
 
     - `q`: `[batch, time, channels]`.
-    - `k`, `v`: `[batch, s - 1 + time, channels]`, beginning with the
-      $s - 1$ steps before this call.
+    - `k`, `v`: `[batch, s - 1 + time, channels]`, beginning with the $s - 1$ steps
+      before this call.
     - `band`: `[groups, time or 1, s]`; column $j$ is $j$ steps back.
-    - `log_sum`, `mean`: `[batch, channels]`, the running mean of all
-      older steps. It acts as one more key, outside of every window.
-    - Returns `y`, and the running mean of all steps that the next call
-      will count as older.
+    - `log_sum`, `mean`: `[batch, channels]`, the running mean of all older steps. It
+      acts as one more key, outside of every window.
+    - Returns `y`, and the running mean of all steps that the next call will count as
+      older.
     """
     time, channels, s = q.shape[1], q.shape[2], band.shape[-1]
     k = torch.cat([log_sum[:, None], k], 1)
@@ -71,20 +57,23 @@ def causal(
         w_t = biases(w_t, at, channels)
         m = mean_of(k[:, :end], v[:, :end], w_t)
         y.append(torch.sigmoid(q_t) * m)  # Eq. 2
-    older = k[:, : time + 1], v[:, : time + 1]
+    older, values = k[:, : time + 1], v[:, : time + 1]
+    empty = (older == -torch.inf).all(1)
+    total = torch.logsumexp(torch.where(empty[:, None], 0, older), 1)
+    log_sum = torch.where(empty, -torch.inf, total)
     return (
         torch.stack(y, dim=1),
-        torch.logsumexp(older[0], 1),
-        mean_of(*older, 0.0),
+        log_sum,
+        mean_of(older, values, torch.zeros_like(older[0])),
     )
 
 
 def not_causal(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> Tensor:
-    r"""Every row sees all steps.
+    r"""Let every row see all steps.
 
     - `q`, `k`, `v`: `[batch, time, channels]`.
-    - `band`: `[groups, time or 1, 2 * s - 1]`; column $j < s$ is $j$
-      steps back, and the other columns are 1, 2, … steps ahead.
+    - `band`: `[groups, time or 1, 2 * s - 1]`; column $j < s$ is $j$ steps back, and
+      the other columns are 1, 2, … steps ahead.
     """
     time, channels, s = q.shape[1], q.shape[2], band.shape[-1] // 2 + 1
     steps = torch.arange(time, device=q.device)
@@ -103,18 +92,18 @@ def image(
     q: Tensor, k: Tensor, v: Tensor, kernel: Tensor, height: int,
     width: int,
 ) -> Tensor:  # fmt: skip
-    r"""AFT-conv of an image: every pixel sees all pixels.
+    r"""Let every pixel of an image see all pixels: AFT-conv.
 
-    $w$ of two pixels is the entry of the kernel at their offset from
-    its middle, and 0 beyond its edge (Eq. 6).
+    $w$ of two pixels is the entry of the kernel at their offset from its middle, and 0
+    beyond its edge (Eq. 6).
 
     - `q`, `k`, `v`: `[batch, height * width, channels]`.
     - `kernel`: `[heads, size, size]`.
     """
     channels, half = q.shape[2], kernel.shape[-1] // 2
-    pixels = torch.cartesian_prod(
-        torch.arange(height), torch.arange(width)
-    ).to(q.device)
+    pixels = torch.cartesian_prod(torch.arange(height), torch.arange(width)).to(
+        q.device
+    )
     side = torch.arange(-half, half + 1)
     offsets = torch.cartesian_prod(side, side).to(q.device)
     w = kernel.flatten(1)

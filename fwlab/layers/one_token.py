@@ -1,0 +1,98 @@
+"""Compute a token where only numbers are wanted, else None: the short path of `step`."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fwlab import ops
+from fwlab.layers.heads import has_hooks
+from fwlab.ops import softmax
+from fwlab.ops._rules import can_continue
+
+Token = tuple[Tensor, Any]
+
+
+def fast_weights(layer: Any, rule: Any, x: Tensor, state: Any) -> Token | None:
+    """Compute a token `[batch, d_model]` of a `FastWeightAttention` with a `Rule`."""
+    memory, batch = state, x.shape[0]
+    other = isinstance(state, ops.ConvState) != (layer.conv is not None)
+    # Memories that share denominators, or take more steps than a token usually does.
+    shared = layer.kv_heads < layer.heads and (layer.normalize or layer.steps > 2)
+    watched = torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type)
+    if other or shared or watched or layer.has_running_scale:
+        return None
+    parts: Any = layer._modules  # attributes of a module are looked up slowly
+    q, k, v = (call(parts[name], x) for name in ("to_q", "to_k", "to_v"))
+    if q.dtype != x.dtype or not batch:
+        return None
+    qk = torch.cat([q, k], -1)
+    if layer.conv is not None:
+        memory, inputs = state
+        both, inputs = layer.conv(torch.cat([qk, v], -1).unsqueeze(1), inputs)
+        qk, v = both.split_with_sizes([qk.shape[-1], v.shape[-1]], -1)
+    q, k = layer._split(layer._features(qk.view(batch, 1, -1, layer.head_width)))
+    v = v.view(batch, 1, -1, layer.state_shape[1])
+    v = v.unflatten(2, (layer.steps, -1)) if rule.steps else v
+    x = x.unsqueeze(1)
+    gates = {name: gate(x, k) for name, gate in parts["gates"].items()}
+    found = step(rule.operation, q, k, v, gates, memory, layer.normalize)
+    if found is None:
+        return None
+    y, memory = found
+    y = y if layer.scale is None else layer.scale * y
+    y = layer._norm_and_gate(y.to(x.dtype), x).view(batch, -1)
+    state = memory if layer.conv is None else ops.ConvState(memory, inputs)
+    return call(parts["to_out"], y), state
+
+
+def step(
+    operation: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gates: dict[str, Tensor],
+    state: Any,
+    normalize: bool,
+) -> Token | None:
+    """Compute a token `[batch, 1, heads, width]` of a rule, in the state's precision."""
+    dtype = v.dtype if v.itemsize > 2 else torch.float32
+    if v.dtype != dtype or q.dtype != dtype:
+        q, k, v = (part.to(dtype) for part in (q, k, v))
+        gates = {name: gate.to(dtype) for name, gate in gates.items()}
+    shape = (v.shape[0], *v.shape[-2:], k.shape[-1])
+    if not can_continue(state, shape, v, normalize):
+        return None
+    return operation.one_token(state, normalize, q=q, k=k, v=v, **gates)
+
+
+def softmax_attention(layer: Any, x: Tensor, state: Any) -> Token | None:
+    """Compute a token `[batch, d_model]` of a `SoftmaxAttention`."""
+    if not softmax.goes_on_from(state, x, layer.kv_heads, layer.head_width):
+        return None
+    parts, batch = layer._modules, x.shape[0]
+    q, k, v = (call(parts[name], x) for name in ("to_q", "to_k", "to_v"))
+    if q.dtype != x.dtype or (layer.training and layer.attention_dropout):
+        return None
+    if layer.turned or layer.q_norm is not None:
+        q, k = (part.view(batch, 1, -1, layer.head_width) for part in (q, k))
+        q, k = layer._with_positions(q, k, None, state)
+    q, k, v = (part.view(batch, -1, 1, layer.head_width) for part in (q, k, v))
+    y, state = softmax.step(q, k, v, state)
+    y = y.reshape(batch, -1)
+    if layer.to_gate is not None:
+        y = y * torch.sigmoid(call(layer.to_gate, x))
+    return call(parts["to_out"], y), state
+
+
+def call(layer: Any, x: Tensor) -> Tensor:
+    """Call a layer, without PyTorch's path through a module if nothing watches it."""
+    kind, weights = type(layer), layer._parameters
+    plain = len(weights) == 2 and not has_hooks(layer)
+    if plain and kind is nn.Linear:
+        return F.linear(x, weights["weight"], weights["bias"])
+    if plain and kind is nn.LayerNorm:
+        shape, (weight, bias) = layer.normalized_shape, weights.values()
+        return torch.layer_norm(x, shape, weight, bias, layer.eps)
+    return layer(x)

@@ -1,0 +1,128 @@
+r"""Carry the largest scale of features so far, as online softmax does.
+
+Features with a scale (stabilised FAVOR+) are $\phi(k) = f\, e^{s}$. With $M_t$ the maximum
+of $s$ up to step $t$, the memory is in units of $e^{M_t}$: each step brings it to its own
+unit by the decay $\log d_t = M_{t-1} - M_t$. No step looks ahead, and the quotient of the
+normaliser does not depend on the unit. The scale of a query cancels in it, too.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fwlab import ops
+from fwlab.feature_maps import needs_plain_formula
+from fwlab.ops import _operation as operation
+
+#: Features that are smaller, next to a largest one of 1, need float64.
+LEAST = 1e-26
+
+
+def apply(
+    layer: Any,
+    x: Tensor,
+    qk: Tensor,
+    v: Tensor,
+    state: Any,
+    key_mask: Tensor | None,
+    return_state: bool,
+    cu_seqlens: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, Any]:
+    """Apply the rule of a `FastWeightAttention` to features with a scale.
+
+    The largest feature of a key is 1, but a query may ask for any. From the first key on
+    that has features beyond float32, a CPU computes in float64.
+
+    - `qk`: queries and keys of each head, before the feature map.
+    - Returns what heads read, and a `ScaledState` or None.
+    """
+    memory: Any = None
+    before: Any = None
+    dtype = v.dtype
+    if state is not None:
+        operation.check_state("FastWeightAttention", state, ops.ScaledState)
+        memory, before = state
+    options["cu_seqlens"] = cu_seqlens
+    if isinstance(before, Tensor) and before.dtype == torch.float64:
+        qk, v = qk.double(), v.double()
+    if qk.dtype == torch.float16 and qk.is_cpu:
+        qk = qk.float()
+    q, k = layer._split(qk)
+    q, k, fading, last, tiny = rescale(layer, q, k, before, key_mask, cu_seqlens)
+    inputs = (x, q, k, v, memory, fading)
+    if tiny is None:
+        options |= {"key_mask": key_mask, "return_state": return_state}
+        y, memory = layer._apply_rule(*inputs, **options)
+        return y.to(dtype), ops.ScaledState(memory, last) if return_state else None
+    late = tiny.any(-1).cummax(1).values
+    real = ~late if key_mask is None else key_mask & ~late
+    early, _ = layer._apply_rule(*inputs, key_mask=real, return_state=False, **options)
+    if isinstance(memory, ops.NormalizedState):
+        memory = ops.NormalizedState(*(part.double() for part in memory))
+    if state is not None:
+        state = ops.ScaledState(memory, before.double())
+    qk, v = qk.double(), v.double()
+    y, state = apply(layer, x, qk, v, state, key_mask, return_state, **options)
+    # What comes later must not change what came before by a single bit.
+    return torch.where(late[..., None, None], y.to(dtype), early), state
+
+
+def rescale(
+    layer: Any,
+    q: Tensor,
+    k: Tensor,
+    before: Tensor | None,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """Compute features in units of the largest scale so far.
+
+    - `before`: `[batch, heads]`, the largest scale of earlier calls; None = there is none.
+    - Returns queries, keys, the decay into the unit of each step, the last scale, and
+      which keys have a feature below `LEAST`: None = none has, or this is not known.
+    """
+    q = layer.feature_map.scaled(q)[0]
+    k, scale = layer.feature_map.scaled(k)
+    tiny = None
+    readable = k.is_cpu and type(k) is Tensor and not needs_plain_formula()
+    if k.dtype != torch.float64 and readable and k.numel():
+        values = k.detach()
+        tiny = values.amin(-1) < LEAST if values.amin().item() < LEAST else None
+    if key_mask is not None:
+        scale = scale.masked_fill(~key_mask[..., None], -torch.inf)
+    sequences = scale.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    shape = (sequences, layer.value_heads)
+    if before is None:
+        before = scale.new_full(shape, -torch.inf)
+    part = ("FastWeightAttention", "state.log_scale", before)
+    operation.check_part(*part, shape, scale.dtype, scale)
+    earlier, now, last = running_maximum(scale, before, cu_seqlens)
+    k = k * difference(scale, now).exp()[..., None].to(k.dtype)
+    return q, k, difference(earlier, now), last, tiny
+
+
+def running_maximum(
+    scale: Tensor, before: Tensor, cu_seqlens: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the maximum so far without and with each step, and with all of them.
+
+    - `scale`: `[batch, time, heads]`. `before`: `[batch or documents, heads]`.
+    """
+    pieces = [(before, scale)]
+    if cu_seqlens is not None:
+        layer, time = "FastWeightAttention", scale.shape[1]
+        lengths = operation.document_lengths(layer, cu_seqlens, time)
+        pieces = list(zip(before.split(1), scale.split(lengths, 1), strict=True))
+    tops = [torch.cat([first[:, None], s], 1).cummax(1).values for first, s in pieces]
+    earlier, now = (
+        torch.cat([top[:, part] for top in tops], 1)
+        for part in (slice(None, -1), slice(1, None))
+    )
+    return earlier, now, torch.cat([top[:, -1] for top in tops])
+
+
+def difference(a: Tensor, b: Tensor) -> Tensor:
+    """Return `a - b`, and 0 where both are the same infinity."""
+    return torch.where(a == b, 0, a - b)

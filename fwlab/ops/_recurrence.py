@@ -1,0 +1,229 @@
+"""Join a computation and its gradients by hand: a function, or a node of a graph.
+
+With ordinary tensors a `Recurrence` is an autograd function. Where a call is only
+traced (`torch.compile`, `torch.export`, the device "meta"), it is the operator
+`torch.ops.fwlab.NAME`, one node of a graph, whose inside nobody looks into.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _are_functorch_transforms_active as under_func
+from torch.autograd import Function, forward_ad
+
+Tensors = Sequence[Tensor | None]
+Results = tuple[Sequence[Tensor], Sequence[Tensor]]
+
+
+class Recurrence:
+    """Compute `forward`, with `backward` for its gradients.
+
+    - `forward(x, keep, *options)` returns the results and, if `keep`, what else the
+      backward pass needs: two sequences of tensors, all of them new memory. The inputs
+      are kept anyway.
+    - `backward(x, kept, gradients, needed, *options)` returns a gradient or None for
+      each of `x`. A gradient that has not come is None; at least one has.
+    - `shapes(x, keep, *options)` returns empty tensors as `forward` does.
+    - `reads`: the indices of results that the backward pass gets, too, after what was
+      kept.
+    - `spares`: the indices of inputs that it can do without: an ordinary call does not
+      keep them, and passes None.
+    - `x`, `options`: the arguments of a call, as PyTorch's operators declare them:
+      "Tensor q, Tensor? decay" and "bool early".
+    """
+
+    def __init__(
+        self,
+        name: str,
+        x: str,
+        options: str,
+        forward: Callable[..., Results],
+        backward: Callable[..., Tensors],
+        shapes: Callable[..., Results],
+        reads: Sequence[int] = (),
+        spares: Sequence[int] = (),
+    ):
+        n = len(x.split(","))
+        self.forward, self.backward = forward, backward
+        self.reads, self.spares = reads, spares
+
+        def compute(*given: Any) -> Any:
+            made = forward(given[:n], given[-1], *given[n:-1])
+            return tuple([_compact(x) for x in parts] for parts in made)
+
+        def gradients(*given: Any) -> list[Tensor]:
+            tensors, (kept, dy, needed, *more) = given[:n], given[n:]
+            made = backward(tensors, kept, dy, needed, *more)
+            return [
+                torch.zeros_like(x) if dx is None else _compact(dx)
+                for x, dx, need in zip(tensors, made, needed, strict=True)
+                if need
+            ]
+
+        def save(ctx: Any, inputs: tuple, output: Any) -> None:
+            read = [output[0][i] for i in reads]
+            ctx.save_for_backward(*inputs[:n], *output[1], *read)
+            ctx.set_materialize_grads(False)
+            ctx.options = inputs[n:-1]
+
+        def go_back(ctx: Any, dy: Any, _: Any) -> Any:
+            refuse_second_derivative()
+            saved, needed = (ctx.saved_tensors, [*ctx.needs_input_grad[:n]])
+            made = iter(back(*saved[:n], [*saved[n:]], [*dy], needed, *ctx.options))
+            pulled = [next(made) if need else None for need in needed]
+            return *pulled, *[None] * (len(ctx.options) + 1)
+
+        options = f", {options}" if options else ""
+        self.node = torch.library.custom_op(
+            f"fwlab::{name}",
+            compute,
+            mutates_args=(),
+            schema=f"({x}{options}, bool keep) -> (Tensor[] y, Tensor[] kept)",
+        )
+        self.node.register_fake(lambda *a: shapes(a[:n], a[-1], *a[n:-1]))
+        self.node.register_autograd(go_back, setup_context=save)
+        back = torch.library.custom_op(
+            f"fwlab::{name}_backward",
+            gradients,
+            mutates_args=(),
+            schema=f"({x}, Tensor[] kept, Tensor?[] dy, bool[] needed{options})"
+            " -> Tensor[]",
+        )
+        back.register_fake(
+            lambda *a: [
+                x.new_empty(x.shape)
+                for x, need in zip(a[:n], a[n + 2], strict=True)
+                if need
+            ]
+        )
+
+    def __call__(
+        self, x: Tensors, *options: bool | int | float | str | Callable | None
+    ) -> Any:
+        """Return the results of `forward`; a traced call takes no functions."""
+        keep = needs_backward(*x)
+        if is_traced(x[0]):
+            dense = [part if part is None else part.contiguous() for part in x]
+            return self.node(*dense, *options, keep)[0]
+        if not keep:
+            return self.forward(x, False, *options)[0]
+        return _Function.apply(self, options, *x)
+
+
+class _Function(Function):
+    """Compute a recurrence with ordinary tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, recurrence: Recurrence, options: tuple, *x: Any) -> Any:
+        results, kept = recurrence.forward(x, True, *options)
+        ctx.recurrence, ctx.options, ctx.inputs = (recurrence, options, len(x))
+        read = [results[i] for i in recurrence.reads]
+        held = (None if i in recurrence.spares else part for i, part in enumerate(x))
+        ctx.save_for_backward(*held, *kept, *read)
+        ctx.set_materialize_grads(False)
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *dy: Tensor | None) -> Any:
+        refuse_second_derivative()
+        n, needed = ctx.inputs, ctx.needs_input_grad[2:]
+        first = next((g for g in dy if g is not None), None)
+        if first is None:
+            return None, None, *[None] * n
+        saved = ctx.saved_tensors  # under activation checkpointing, readable once
+        with full_precision(first):
+            dx = ctx.recurrence.backward(saved[:n], saved[n:], dy, needed, *ctx.options)
+        return None, None, *dx
+
+
+def _compact(x: Tensor) -> Tensor:
+    """Return a result of a node: with memory of its own, from its beginning on."""
+    if x.storage_offset() or not x.is_contiguous():
+        return x.clone(memory_format=torch.contiguous_format)
+    return x
+
+
+Named = dict[str, Tensor]
+
+
+def differentiate(
+    function: Callable[[Named], Named], leaves: Named
+) -> tuple[Named, Callable[[Named], Named]]:
+    """Return what a function makes of `leaves`, and how gradients go back through it."""
+    with torch.enable_grad():
+        own = {name: x.detach().requires_grad_() for name, x in leaves.items()}
+        results = function(own)
+    # Inside a node autograd does not record. `vjp` does, and takes longer.
+    if not any(x.grad_fn is not None for x in results.values()):
+        results, pull_back = torch.func.vjp(function, leaves)  # type: ignore[misc]
+        return results, lambda gradients: pull_back(gradients)[0]
+
+    def go_back(gradients: Named) -> Named:
+        names = [name for name, x in results.items() if x.requires_grad]
+        outputs = [results[name] for name in names]
+        incoming = [gradients[name] for name in names]
+        made = torch.autograd.grad(outputs, list(own.values()), incoming)
+        return dict(zip(own, made, strict=True))
+
+    return {name: x.detach() for name, x in results.items()}, go_back
+
+
+def refuse_second_derivative() -> None:
+    """Raise in a backward pass that autograd will differentiate again."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "the efficient implementation has no second derivative; for "
+            "create_graph=True, call the operation with implementation='naive' and "
+            "without torch.compile"
+        )
+
+
+def full_precision(x: Tensor) -> AbstractContextManager:
+    """Turn autocast off on the device of `x`: it would add up in half precision."""
+    device = x.device.type
+    if x.is_meta or not torch.is_autocast_enabled(device):
+        return nullcontext()  # else a graph would show it
+    return torch.autocast(device, enabled=False)
+
+
+def has_autocast(x: Tensor) -> bool:
+    """Say whether autocast is on where `x` is."""
+    return not x.is_meta and torch.is_autocast_enabled(x.device.type)
+
+
+def sum_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype of states and sums: float64 for float64, else float32."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def needs_backward(*tensors: Tensor | None) -> bool:
+    """Say whether a backward pass may follow."""
+    return torch.is_grad_enabled() and any(
+        x is not None and x.requires_grad for x in tensors
+    )
+
+
+def is_transformed() -> bool:
+    """Say whether `torch.func` or forward mode transforms a call.
+
+    Then a formula has to be plain: numbers cannot decide what is computed, and a
+    backward pass by hand says nothing about tangents.
+    """
+    return under_func() or forward_ad._current_level >= 0
+
+
+def constant(function: Callable[..., Any]) -> Any:
+    """Mark a function whose result is a constant to `torch.compile`.
+
+    So does `torch.compiler.assume_constant_result`, but that loads the compiler.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def is_traced(x: Any) -> bool:
+    """Say whether a call is only recorded, and has no numbers."""
+    return torch.compiler.is_compiling() or x.is_meta or hasattr(x, "fake_mode")

@@ -1,0 +1,440 @@
+"""Turn a rule into an operation: what fast weight rules add to the frame of every call.
+
+The body of a rule is one expression, the inputs of its recurrence at each step. Scale,
+normalisation, grouped heads, masks and packed documents are done here, once, so that
+every rule and every form has them.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, ParamSpec
+
+import torch
+from torch import Tensor
+
+from fwlab import arguments
+from fwlab.feature_maps import finite_gradient, unit_range
+from fwlab.ops import _operation as operation
+from fwlab.ops._operation import Dimensions, Options, masked
+from fwlab.ops._recurrence import (
+    full_precision,
+    has_autocast,
+    is_traced,
+    is_transformed,
+)
+from fwlab.ops.states import NormalizedState
+
+P = ParamSpec("P")
+Loop = Callable[..., tuple[Tensor, ...]]
+State = Tensor | NormalizedState
+#: The logarithm of a decay after which quotients in float32 lose digits.
+FAINT = -80.0
+
+
+class RuleOptions(Options, total=False):
+    """Name the options of every rule.
+
+    - `scale`: a factor of `q`; None = 1.
+    - `cu_seqlens`: integers `[documents + 1]` from 0 to `time`, the borders of
+      documents packed one after another. The batch is then 1, and none sees another;
+      `state` has `documents` in place of `batch`.
+    """
+
+    scale: float | Tensor | None
+    cu_seqlens: Tensor | None
+
+
+DEFAULTS = {"scale": None, "cu_seqlens": None, **operation.DEFAULTS}
+
+
+class Inputs(NamedTuple):
+    """Hold what a recurrence takes at each step.
+
+    - `decay`: `[batch, time, heads, 1 or key]`, from 0 to 1; `factor` makes it of a
+      logarithm. `strength`: `[batch, time, heads, 1]`. None = 1.
+    - `erase_key`: what a delta rule retrieves with, like `k`; None = `k`. With `early`,
+      it retrieves before the decay.
+    - `q`, `k`, `v`: None = those of the call.
+    """
+
+    decay: Tensor | None = None
+    strength: Tensor | None = None
+    erase_key: Tensor | None = None
+    q: Any = None
+    k: Any = None
+    v: Any = None
+    early: bool = False
+
+
+class Loops(NamedTuple):
+    """Hold the loops of a rule: without and with a normaliser, and an optional decay."""
+
+    plain: Loop
+    normalized: Loop | None
+    fading: Loop | None
+    normalized_fading: Loop | None
+
+    def choose(self, normalize: bool, fades: bool) -> Any:
+        """Return the loop of a call."""
+        if fades and self.fading:
+            return self.normalized_fading if normalize else self.fading
+        return self.normalized if normalize else self.plain
+
+
+class Rule(NamedTuple):
+    """Hold what a call must know of a rule: see `rule`."""
+
+    name: str
+    gates: Callable[..., Inputs]
+    tensors: Dimensions
+    optional: set[str]
+    loops: Loops
+    forms: Mapping[str, Any]
+    corrects: bool
+
+
+def rule(
+    forms: Mapping[str, Any],
+    loop: Loop,
+    normalized_loop: Loop | None = None,
+    fading_loop: Loop | None = None,
+    normalized_fading_loop: Loop | None = None,
+    *,
+    corrects: bool = False,
+) -> Callable[[Callable[P, Inputs]], Callable[P, Any]]:
+    """Make an operation of a rule: decorate a function from its tensors to `Inputs`.
+
+    - `forms`: how its recurrence is computed; "auto" prefers the last.
+    - `loop`: the rule step by step, "naive". The other loops have a normaliser, a decay
+      that is optional, and both.
+    - `corrects`: whether it writes the difference to what the key retrieves.
+    """
+    loops = Loops(loop, normalized_loop, fading_loop, normalized_fading_loop)
+
+    def decorate(gates: Callable[P, Inputs]) -> Callable[P, Any]:
+        every, tensors = {"naive": loop, **forms}, operation.annotated(gates)
+        given = inspect.signature(gates).parameters
+        optional = {name for name in tensors.names if given[name].default is None}
+        name = gates.__name__
+        this = Rule(name, gates, tensors, optional, loops, every, corrects)
+        compute = functools.partial(call, this)
+        made = operation.public(gates, RuleOptions, DEFAULTS, compute)
+        made.forms, made.rule = every, this
+        made.one_token = functools.partial(one_token, this)
+        return made
+
+    return decorate
+
+
+def call(rule: Rule, given: dict[str, Any]) -> Any:
+    """Compute one call: check, mask, compute, mask."""
+    x = {
+        name: given[name]
+        for name in rule.tensors.names
+        if given[name] is not None or name not in rule.optional
+    }
+    sizes, dtype, wanted = check(rule, x, given)
+    given_x, mask, state = x, given["key_mask"], given["state"]
+    borders = given["cu_seqlens"]
+    return_state, normalize = given["return_state"], given.get("normalize", False)
+    scale = given["scale"]
+    if borders is not None and (state is not None or return_state):
+        return map_documents(rule, given, x)
+    W, z = start(rule.name, state, normalize, sizes, dtype, x["q"])
+    y_dtype, group = x["v"].dtype, max(sizes["queries"] // max(sizes["heads"], 1), 1)
+    first = None if borders is None else first_steps(borders, sizes["time"])
+    # Autograd's own backward pass may run under autocast, too: one by hand does not.
+    alone = state is None and not return_state and not has_autocast(x["q"])
+    with full_precision(x["q"]):
+        x = prepare(rule, x, mask, normalize, dtype, group)
+        if normalize and rule.corrects and is_faint(x):
+            x, W = {n: part.double() for n, part in x.items()}, W.double()
+            z = z if z is None else z.double()
+        if group > 1:
+            W = W.repeat_interleave(group, 1)
+            z = z if z is None else z.repeat_interleave(group, 1)
+        if sizes["time"] == 0:
+            y, W, z = no_steps(x, dtype), W.clone(), z if z is None else z.clone()
+        elif wanted == "naive" or not all(part.numel() for part in x.values()):
+            y, W, z = naive(rule, x, W, z, mask, first)
+        else:
+            inputs = recurrence(rule, x, normalize, mask, first)
+            form = operation.choose(rule.name, rule.forms, wanted, inputs.q, inputs)
+            y, W, z = form(inputs, W, z, alone)
+            y = y if y.shape[1] == sizes["time"] else last_steps(y, sizes["time"])
+        if borders is not None and operation.is_known(y) and not y.isfinite().all():
+            return map_documents(rule, given, given_x)  # 0 times infinity is no number
+        y = y if mask is None else masked(y, mask)
+        y = (y if scale is None else scaled(y, scale, normalize)).to(y_dtype)
+    if not return_state:
+        return y
+    # Copies of a memory have stayed equal. A state is the caller's, who may change it.
+    W, *sums = (
+        (s[:, ::group].clone() if s.requires_grad or group > 1 else s).to(dtype)
+        for s in (W, z)
+        if s is not None
+    )
+    return y, NormalizedState(W, *sums) if sums else W
+
+
+def one_token(
+    rule: Rule, state: State, normalize: bool = False, **x: Tensor
+) -> tuple[Tensor, State]:
+    """Compute the next token of a text, in a third of the time: nothing is checked.
+
+    - `state`: what a call with `return_state` has returned.
+    - `x`: the tensors of the rule by name, without gradients, in the dtype of the state.
+    - Returns `(y, state)`.
+    """
+    W, z = state if isinstance(state, NormalizedState) else (state, None)
+    dtype = W.dtype
+    if normalize and rule.corrects:
+        x["q"] = unit_range(x["q"])
+        if z is not None and is_faint(x):
+            x, W = {n: part.double() for n, part in x.items()}, W.double()
+            z = z.double()
+    inputs = recurrence(rule, x, normalize, None, None)
+    y, W, *sums = rule.forms["efficient"](inputs, W, z, False)
+    y, W = (y if y.shape[1] == 1 else last_steps(y, 1)).to(dtype), W.to(dtype)
+    return y, NormalizedState(W, sums[0].to(dtype)) if normalize else W
+
+
+def can_continue(
+    state: Any, shape: tuple[int, ...], like: Tensor, normalize: bool = False
+) -> bool:
+    """Say whether `one_token` may continue from a state.
+
+    - `shape`: that of its `W`; `like`: a tensor of its dtype, on its device.
+    """
+    if torch.is_grad_enabled() or is_transformed() or is_traced(like):
+        return False
+    if normalize != isinstance(state, NormalizedState):
+        return False
+    parts = state if normalize else (state,)
+    shapes = shape, (*shape[:2], shape[3])
+    return all(
+        operation.is_like(part, wanted, like.dtype, like.device)
+        for part, wanted in zip(parts, shapes, strict=False)
+    )
+
+
+def check(
+    rule: Rule, x: dict[str, Any], given: dict[str, Any]
+) -> tuple[dict[str, int], torch.dtype, str]:
+    """Return sizes, precision and form of a call; raise for what does not fit."""
+    op = rule.name
+    sizes = operation.match(op, x, rule.tensors.names)
+    if sizes["queries"] != sizes["heads"]:
+        operation.queries_per_head(op, sizes["queries"], sizes["heads"])
+    dtype = operation.precision(op, x)
+    for name in ("normalize", "return_state"):
+        if not isinstance(given.get(name, False), bool):
+            arguments.flags(op, **{name: given[name]})
+    mask, borders = given["key_mask"], given["cu_seqlens"]
+    if mask is not None:
+        steps = {name: sizes[name] for name in ("batch", "time")}
+        operation.check_mask(op, "key_mask", mask, x["q"], **steps)
+    if given["scale"] is not None:
+        operation.check_scale(op, given["scale"])
+    if borders is not None:
+        operation.check_borders(op, borders, x["q"])
+    for name, bound in rule.tensors.ranges.items():
+        if name in x:
+            operation.check_range(op, name, masked(x[name], mask), bound)
+    return sizes, dtype, operation.check_form(op, rule.forms, given["implementation"])
+
+
+def prepare(
+    rule: Rule,
+    x: dict[str, Tensor],
+    mask: Tensor | None,
+    normalize: bool,
+    dtype: torch.dtype,
+    group: int,
+) -> dict[str, Tensor]:
+    """Return the tensors of a call: masked, gates in full precision, a memory per query.
+
+    Copies of one memory are exact in every form, at the cost of as many memories as
+    queries.
+    """
+    if mask is not None:
+        x = {name: masked(part, mask) for name, part in x.items()}
+    # The logarithm of a decay close to 1 is small.
+    x = {n: part if n in ("q", "k", "v") else part.to(dtype) for n, part in x.items()}
+    if normalize:
+        if x["q"].dtype == torch.float16:
+            # Parts of a gradient may be beyond its numbers where the sum is not.
+            x |= {n: finite_gradient(x[n]) for n in ("q", "k")}
+            if not x["q"].is_cuda:  # kernels take all inputs in one precision
+                x |= {n: x[n].to(dtype) for n in ("q", "k")}
+        x["q"] = unit_range(x["q"])  # the length of a query cancels
+    if group > 1:
+        dims = rule.tensors.names
+        for name in [*x][1:]:
+            x[name] = x[name].repeat_interleave(group, dims[name].index("heads"))
+    return x
+
+
+def is_faint(x: Mapping[str, Tensor]) -> bool:
+    """Say whether a memory may leave the range of float32 before a key retrieves.
+
+    What the key finds is a quotient, in which a decay cancels. (One of 0 empties the
+    memory.)
+    """
+    decay = x.get("log_decay")
+    if decay is None or decay.dtype == torch.float64:
+        return False
+    if is_traced(decay):  # a graph cannot look
+        return True
+    if not operation.is_known(decay):
+        return False
+    return bool(((decay < FAINT) & (decay > -torch.inf)).any())
+
+
+def recurrence(
+    rule: Rule, x: dict[str, Tensor], normalize: bool, mask: Any, first: Any
+) -> Inputs:
+    """Return the inputs of the recurrence, where masks and documents have their effect.
+
+    A masked step writes nothing and forgets nothing, whatever the gates say. A document
+    begins with a decay of 0, which is exact in every form.
+    """
+    made = rule.gates(**x)
+    q, k, v = (
+        x[name] if part is None else part
+        for name, part in zip("qkv", (made.q, made.k, made.v), strict=True)
+    )
+    decay, erase_key = made.decay, made.erase_key
+    for name, part in (("decay", decay), ("strength", made.strength)):
+        if part is not None and part.dim() != 4:
+            raise ValueError(
+                f"{rule.name}: expected {name} of its Inputs of shape [batch, time, heads, "
+                f"1 or key], got {[*part.shape]}"
+            )
+    if normalize and rule.corrects:
+        erase_key = unit_range(k)
+    if mask is not None or first is not None:
+        steps = k.shape[1] // x["q"].shape[1]
+        if mask is not None:
+            real = mask if steps == 1 else mask.repeat_interleave(steps, 1)
+            k = masked(k, real)
+            decay = None if decay is None else masked(decay, real, 1)
+        if first is not None:
+            inner = torch.zeros(k.shape[1], dtype=torch.bool, device=k.device)
+            inner[::steps] = first
+            inner = inner.view(1, -1, 1, 1)
+            decay = v.new_ones(*k.shape[:3], 1) if decay is None else decay
+            decay = decay.masked_fill(inner, 0)
+            if made.early:  # what is retrieved before the decay
+                erase_key = (k if erase_key is None else erase_key).masked_fill(
+                    inner, 0
+                )
+    return Inputs(decay, made.strength, erase_key, q, k, v, made.early)
+
+
+def naive(
+    rule: Rule, x: dict[str, Tensor], W: Tensor, z: Any, mask: Any, first: Any
+) -> tuple[Any, ...]:
+    """Call a rule's loop; with masks or documents, for one token after the other."""
+    loop = rule.loops.choose(z is not None, "log_decay" in x)
+    memory = {"W": W} if z is None else {"W": W, "z": z}
+    x = {name: part.to(W.dtype) for name, part in x.items()}
+    if z is not None and rule.corrects:
+        x["ask"] = unit_range(x["k"])
+    if mask is None and first is None:
+        y, *after = loop(**x, **memory)
+        return y, *after, *[None] * (z is None)
+    ys = []
+    tokens = zip(*(part.split(1, 1) for part in x.values()), strict=True)
+    for t, token in enumerate(tokens):
+        if first is not None:
+            memory = {n: s.masked_fill(first[t], 0) for n, s in memory.items()}
+        y, *after = loop(**dict(zip(x, token, strict=True)), **memory)
+        ys.append(y)
+        if mask is not None:
+            after = [
+                torch.where(mask[:, t].view(-1, *[1] * (s.dim() - 1)), s, before)
+                for s, before in zip(after, memory.values(), strict=True)
+            ]
+        memory = dict(zip(memory, after, strict=True))
+    return torch.cat(ys, 1), memory["W"], memory.get("z")
+
+
+def map_documents(rule: Rule, given: dict[str, Any], x: dict[str, Tensor]) -> Any:
+    """Call a rule once for each packed document, each with a state of its own."""
+
+    def document(**own: Any) -> Any:
+        return call(rule, {**given, "cu_seqlens": None, **own})
+
+    steps, wanted = {**x, "key_mask": given["key_mask"]}, given["return_state"]
+    made = operation.map_documents(
+        rule.name, document, given["cu_seqlens"], steps, given["state"], wanted
+    )
+    return made if wanted else made[0]
+
+
+def start(
+    op: str,
+    state: Any,
+    normalize: bool,
+    sizes: Mapping[str, int],
+    dtype: torch.dtype,
+    like: Tensor,
+) -> tuple[Tensor, Tensor | None]:
+    """Return the given state, checked, or an empty one: `W`, and `z` or None."""
+    W = sizes["batch"], sizes["heads"], sizes["value"], sizes["key"]
+    z = W[0], W[1], W[3]
+    if state is None:
+        empty = like.new_zeros(z, dtype=dtype) if normalize else None
+        return like.new_zeros(W, dtype=dtype), empty
+    if not normalize:
+        if isinstance(state, tuple):
+            raise TypeError(
+                f"{op}: expected a state without normaliser for normalize=False, got "
+                f"a {type(state).__name__}"
+            )
+        operation.check_part(op, "state", state, W, dtype, like)
+        return state, None
+    operation.check_state(op, state, NormalizedState)
+    operation.check_part(op, "state.W", state[0], W, dtype, like)
+    operation.check_part(op, "state.z", state[1], z, dtype, like)
+    return state[0], state[1]
+
+
+def scaled(y: Tensor, scale: float | Tensor, normalize: bool) -> Tensor:
+    """Multiply what queries have read by their scale, whose size cancels in a mean."""
+    if normalize:
+        scale = torch.as_tensor(scale, device=y.device).sign().abs()
+    return y * (scale.reshape(()) if isinstance(scale, Tensor) else scale)
+
+
+def first_steps(borders: Tensor, time: int) -> Tensor:
+    """Return which steps begin a document, `bool [time]`, without a look at numbers."""
+    first = torch.zeros(time + 1, dtype=torch.bool, device=borders.device)
+    return first.index_fill(0, borders[:-1].long(), True)[:time]
+
+
+def no_steps(x: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+    """Return the result of no steps, which still depends on all inputs."""
+    y = x["q"].new_zeros(*x["q"].shape[:3], x["v"].shape[-1], dtype=dtype)
+    return y + sum(part.sum().to(dtype) for part in x.values())
+
+
+def last_steps(y: Tensor, time: int) -> Tensor:
+    """Return what each of `time` tokens reads after the last of its steps."""
+    steps = y.shape[1] // time
+    return y if steps == 1 else y[:, steps - 1 :: steps]
+
+
+def in_turn(*parts: Tensor) -> Tensor:
+    """Return several steps per token, one after another: `[batch, time, ...]`."""
+    return torch.stack(parts, 2).flatten(1, 2)
+
+
+def factor(log_decay: Tensor | None) -> Tensor | None:
+    """Return a decay from 0 to 1, `[batch, time, heads, 1 or key]`."""
+    if log_decay is None:
+        return None
+    decay = log_decay.exp()
+    return decay if decay.dim() == 4 else decay.unsqueeze(-1)

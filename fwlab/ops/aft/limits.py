@@ -1,0 +1,33 @@
+"""Say what the kernels of AFT cannot compute, without importing Triton."""
+
+from torch import Tensor
+
+from fwlab.ops import _triton
+
+#: The minimum compute capability: without tensor cores there are no products.
+MINIMUM = (7, 5)
+#: The maximum of the second and the third dimension of a grid.
+MOST = 65535
+
+
+def why_not(*x: Tensor) -> str | None:
+    """Say why the kernels cannot compute a call; None = they can.
+
+    - `x`: q, k and v, `[batch, time, channels]`, and what else there is; without any,
+      it is a question about this machine.
+    """
+    if not x:
+        return _triton.why_not(minimum=MINIMUM)
+    q = x[0]
+    if reason := _triton.why_not(q.device, {part.dtype for part in x[:3]}, MINIMUM):
+        return reason
+    # Programs in the second and the third dimension of a grid.
+    for name, size in (("batch", q.shape[0]), ("channels", q.shape[-1])):
+        if size > MOST:
+            return f"the kernels take {name} up to {MOST}, got {size}"
+    return None
+
+
+def not_causal(*x: Tensor) -> str:
+    """Say that nobody has written this kernel."""
+    return "there is no kernel for causal=False"

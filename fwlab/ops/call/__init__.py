@@ -1,1 +1,0 @@
-"""What every call of an operation has in common."""

@@ -1,1 +1,0 @@
-"""The rules of this recurrence, one page each."""

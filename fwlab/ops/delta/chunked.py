@@ -1,0 +1,102 @@
+r"""# The delta recurrence in chunks
+
+Every step of a delta rule reads the memory that the step before it has just changed, so
+the steps cannot simply be summed. But inside a chunk of $C$ steps the dependence is
+*linear*, and one triangular system solves it. All these rules are one recurrence:
+
+$$\tilde W_i = W_{i-1}\,\mathrm{diag}(d_i), \quad
+  u_i = \beta_i\,\big(v_i - \tilde W_i\, r_i\big), \quad
+  W_i = \tilde W_i + u_i \otimes k_i \tag{d0}$$
+
+The key $k$ writes, and the key $r$ erases: the same key in the delta rules, another one
+in their relatives. The decay $d$ is one number per head or one per key channel; $\beta$
+may be 1.
+
+Capital letters are the rows of one chunk stacked up: $Q$ and $K$ (the features of
+queries and keys), $V$, $Y$, and $U$, what is really written. $W$ is the state before
+the chunk, $W'$ the one after it; $\gamma$ and $\Gamma$ are the products of decays of
+the linear recurrence.
+
+What step $i$ retrieves comes from $W$ and from the steps $j < i$ of its own chunk.
+Collect all $u$ on one side:
+
+$$(I + A)\, U = \beta\, (V - \gamma R W^\top), \quad
+  A = \beta\, \mathrm{stril}(R K^\top) \odot \Gamma \tag{d1}$$
+$$Y = \gamma\, Q W^\top
+  + \big(\mathrm{tril}(Q K^\top) \odot \Gamma\big)\, U \tag{d2}$$
+$$W' = \gamma_C W + U^\top (\Gamma_C K) \tag{d3}$$
+
+$\mathrm{stril}$ keeps what is below the diagonal. Given $U$, (d2) and (d3) are (c1) and
+(c2). For one chunk that holds everything and $W = 0$, this is the closed form of the
+whole sequence.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fwlab.feature_maps import divide
+from fwlab.ops._rules import Inputs
+from fwlab.ops.linear.chunked import carry, cut, decays, scores
+
+
+def solve(A: Tensor, B: Tensor) -> Tensor:
+    """Solve $(I + A) U = B$ for $U$ by forward substitution.
+
+    `A` is strictly lower triangular; the diagonal is taken to be 1.
+    """
+    return torch.linalg.solve_triangular(A, B, upper=False, unitriangular=True)
+
+
+def delta(x: Inputs, W: Tensor, z: Tensor | None, alone: bool) -> Any:
+    """Compute (d0) for all steps of a chunk at once, chunk after chunk."""
+    if z is not None:
+        return normalized_delta(x, W, z)
+    # Only the state goes from chunk to chunk.
+    y = []
+    for d, Q, K, V, b, R in cut(
+        W.dtype, x.decay, x.q, x.k, x.v, x.strength, x.erase_key
+    ):
+        gamma, Gamma = asking = decays(d)
+        b, R = 1 if b is None else b, K if R is None else R
+        if x.early and d is not None:
+            asking = before(gamma), before(Gamma)
+        A = b * scores(R, K, asking[1]).tril(-1)
+        U = solve(A, b * (V - asking[0] * R @ W.mT))  # (d1)
+        # With $U$ known, the rest is that of the linear recurrence.
+        P = scores(Q, K, Gamma).tril()
+        y.append(gamma * Q @ W.mT + P @ U)  # (d2)
+        W = carry(W, U, K, d)  # (d3)
+    return torch.cat(y, 2).transpose(1, 2), W, None
+
+
+def before(x: Tensor) -> Tensor:
+    """Shift products of decays by a step: those up to the step before."""
+    one = torch.ones_like(x[:, :, :1])
+    return torch.cat([one, x[:, :, :-1]], 2)
+
+
+def normalized_delta(x: Inputs, W: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Divide both readings by what the same key reads in $z$.
+
+    In (d1) the keys that retrieve are divided by $z_{i-1} \cdot \phi(k_i)$ (Eq. 27): a
+    division of rows. In (d2) the answers are divided by $z_i \cdot \phi(q_i)$ (Eq. 28).
+    """
+    y = []
+    for d, Q, K, V, R, b in cut(
+        W.dtype, x.decay, x.q, x.k, x.v, x.erase_key, x.strength
+    ):
+        gamma, Gamma = decays(d)
+        # What the keys retrieve, and from it what is written.
+        L = scores(R, K, Gamma).tril(-1)
+        P = scores(Q, K, Gamma).tril()
+        held = gamma * R @ z[..., None] + L.sum(-1, True)
+        V_bar = divide(gamma * R @ W.mT, held)  # Eq. 27
+        U = solve(b * divide(L, held), b * (V - V_bar))  # (d1)
+        # What the queries read, and both states after the chunk.
+        total = gamma * Q @ z[..., None] + P.sum(-1, True)
+        y.append(divide(gamma * Q @ W.mT + P @ U, total))  # Eq. 28
+        W = carry(W, U, K, d)  # (d3)
+        z = carry(z[..., None, :], torch.ones_like(b), K, d)[..., 0, :]
+    return torch.cat(y, 2).transpose(1, 2), W, z

@@ -1,0 +1,103 @@
+"""What a recurrence carries from one call to the next."""
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+
+class NormalizedState(NamedTuple):
+    """Fast weights and the normaliser of Eq. 18.
+
+    - `W`: `[batch, heads, value, key]`, the fast weights.
+    - `z`: `[batch, heads, key]`, the sum of all keys written so far.
+
+    They fade together, so their quotient stays while both are in the range of their
+    dtype.
+    """
+
+    W: Tensor
+    z: Tensor
+
+
+class ScaledState(NamedTuple):
+    r"""The state of features that share a scale (stabilised FAVOR+).
+
+    - `memory`: the state of the rule, in units of `exp(log_scale)`.
+    - `log_scale`: `[batch, heads]`, the maximum so far of the logarithm of a key's
+      scale; $-\infty$ before the first key.
+    """
+
+    memory: Tensor | NormalizedState
+    log_scale: Tensor
+
+
+class ConvState(NamedTuple):
+    """The state of a layer with short convolutions.
+
+    - `memory`: the state of the layer without them.
+    - `inputs`: `[batch, size - 1, channels]`, what the convolutions still see: the
+      projections of the last tokens, 0 before the first; in float32 if the layer
+      computes in half precision.
+    """
+
+    memory: Tensor | NormalizedState | ScaledState
+    inputs: Tensor
+
+
+class KeyValueCache(NamedTuple):
+    """The growing state of softmax attention (Eqs. 5 and 6).
+
+    - `k`: `[batch, past, heads, key]`.
+    - `v`: `[batch, past, heads, value]`.
+    - `mask`: `bool [batch, past]`, True = real token; None if all tokens are real.
+    """
+
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None
+
+
+def separate(state: Any, every: bool = False) -> Any:
+    """Copy a state that has a graph, for the caller to change in place.
+
+    The backward pass may need the tensors that were computed.
+
+    - `every`: copy any state, as one that is the caller's own.
+    """
+    if isinstance(state, tuple):
+        made = [separate(part, every) for part in state]
+        same = all(a is b for a, b in zip(made, state, strict=True))
+        return state if same else type(state)(*made)
+    shared = isinstance(state, Tensor) and (every or state.requires_grad)
+    return state.clone() if shared else state
+
+
+def detach(state: Any) -> Any:
+    """The same state, detached from the graph that computed it.
+
+    Call this between the segments of a stream to stop gradients there (truncated
+    backpropagation through time).
+
+    - `state`: a tensor, a number of steps, None, or any nesting of tuples, named
+      tuples, lists and dicts of them.
+    - Returns the same structure.
+    - Raises `TypeError` for anything else in it.
+
+        >>> W = torch.zeros(1, 2, 4, 4, requires_grad=True)
+        >>> ops.detach((W, None))[0].requires_grad
+        False
+    """
+    if isinstance(state, Tensor):
+        return state.detach()
+    if isinstance(state, dict):
+        return {name: detach(part) for name, part in state.items()}
+    if isinstance(state, tuple) and hasattr(state, "_fields"):
+        return type(state)(*map(detach, state))
+    if isinstance(state, tuple | list):
+        return type(state)(map(detach, state))
+    if state is None or isinstance(state, int):
+        return state
+    raise TypeError(
+        "expected a state made of tensors, integers, None, tuples, lists "
+        f"and dicts, got {type(state).__name__}"
+    )

@@ -1,0 +1,474 @@
+"""Numbers worked out on paper, in fractions, for every operation and feature map.
+
+The fuzzer compares all forms with loops that people wrote who know fwlab, and would not
+see a slip that both share. No number here was computed by a program.
+"""
+
+import math
+from math import inf, log
+
+import pytest
+import torch
+from accelerator import DEVICE, Accelerator
+from torch import Tensor
+
+from fwlab import ops
+from fwlab.data.retrieval import law
+from fwlab.feature_maps import (
+    DPFP,
+    ELU1,
+    FAVOR,
+    RandomFourier,
+    divide,
+    l2_normalize,
+    sum_normalize,
+)
+
+
+def double(numbers) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+def same(found: Tensor, wanted) -> None:
+    wanted = wanted if isinstance(wanted, Tensor) else double(wanted)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-12, atol=1e-12)
+
+
+def forms(op: str) -> list[str]:
+    return [name for name in ops.implementations(op) if name in FORMS]
+
+
+FORMS = ("naive", "chunked", "efficient")
+both = pytest.mark.parametrize("implementation", ["naive", "efficient"])
+
+#: One step from W = (1, 2), and z = (2, 1) with a normaliser, read with (1, 1): the
+#: arguments after q, W after the step, and what is read.
+STEPS = {
+    # (1, 2) is halved in channel 1, quartered in 2; 2 * (1, 2) is added (Eqs. 17, 25).
+    "sum": (
+        {"k": (1, 2), "v": [2], "log_decay": (log(1 / 2), log(1 / 4))},
+        (2.5, 4.5),
+        7,
+    ),
+    # (4, 2) over z = (3, 1) (Eqs. 18, 19).
+    "sum normalized": ({"k": (1, 0), "v": [3]}, (4, 2), 3 / 2),
+    # Half of (1, 2), and half of 4 (1, 1); z = (3/2, 1) (Eq. 52).
+    "gated": ({"k": (1, 1), "v": [4], "beta": 1 / 2}, (2.5, 3), 5.5),
+    "gated normalized": ({"k": (1, 1), "v": [4], "beta": 1 / 2}, (2.5, 3), 11 / 5),
+    # 3 is retrieved; half of 7 - 3 is written (Eqs. 20, 24).
+    "delta": ({"k": (1, 1), "v": [7], "beta": 1 / 2}, (3, 4), 7),
+    # 3/3 is retrieved; half of 7 - 1 is written, z = (3, 2) (Eqs. 26 to 28).
+    "delta normalized": ({"k": (1, 1), "v": [7], "beta": 1 / 2}, (4, 5), 9 / 5),
+    # (1/2, 1) retrieves 3/2; half of 5/2 - 3/2 is written.
+    "gated_delta": (
+        {"k": (1, 1), "v": [2.5], "beta": 1 / 2, "log_decay": log(1 / 2)},
+        (1, 1.5),
+        5 / 2,
+    ),
+    # A decay cancels in 3/3; half of 5 - 1 is written, z = (1, 1/2) + (1, 1).
+    "gated_delta normalized": (
+        {"k": (1, 1), "v": [5], "beta": 1 / 2, "log_decay": log(1 / 2)},
+        (2.5, 3),
+        11 / 7,
+    ),
+    # (1/2, 2): the first channel moves halfway from 1/2 to 1.
+    "kimi_delta": (
+        {"k": (1, 0), "v": [1], "beta": 1 / 2, "log_decay": (log(1 / 2), 0)},
+        (0.75, 2),
+        11 / 4,
+    ),
+    # |k|^2 = 4, so a fifth of 7 - 2 is written.
+    "implicit_delta": ({"k": (2, 0), "v": [7], "beta": 1}, (3, 2), 5),
+    # A third of 1/2 + 1 is retrieved; half of 5/2 - 1/2 is written.
+    "comba": (
+        {"k": (1, 1), "v": [2.5], "beta": 1 / 2, "log_decay": log(1 / 2), "ask": 1 / 3},
+        (1.5, 2),
+        3.5,
+    ),
+    # From (1/2, 2), (2, 1/2) retrieves 2; half of 6, less that, is written.
+    "gated_delta_rule_2": (
+        {"k": (2, 1), "v": [6], "erase": (1, 1 / 2), "write": [1 / 2]}
+        | {"log_decay": (log(1 / 2), 0)},
+        (2.5, 3),
+        5.5,
+    ),
+    # (1/2, 1), then 1 under (1, 0), then half of 9/2 - 5/2 under (1, 1).
+    "delta_product": (
+        {"k": [(1, 0), (1, 1)], "v": [[1.5], [4.5]], "beta": [1, 1 / 2]}
+        | {"log_decay": log(1 / 2)},
+        (2.5, 2),
+        4.5,
+    ),
+    # (1/2, 0) keeps half of channel 1; 1 - 2 goes to (1, 2); then 3 (1, 1).
+    "rwkv7": (
+        {"k": (1, 1), "v": [3], "a": (1, -1), "b": (1, 2)}
+        | {"log_decay": (log(1 / 2), -inf)},
+        (2.5, 1),
+        3.5,
+    ),
+}
+
+
+def name_of(rule: str) -> str:
+    first = rule.split()[0]
+    return first if first in ops.TABLE else f"{first}_rule"
+
+
+@pytest.mark.parametrize(
+    ("rule", "implementation"),
+    [(rule, form) for rule in STEPS for form in forms(name_of(rule))],
+)
+def test_one_step_by_hand(rule, implementation):
+    given, after, read = STEPS[rule]
+
+    def shaped(x):
+        """`[1, 1, steps?, 1, width?]`: gates per head have no width."""
+        x = double(x)
+        several = rule == "delta_product" and x.dim()
+        return x[None, None, :, None] if several else x[None, None, None]
+
+    options = {"state": double([[[[1, 2]]]])}
+    if rule.endswith("normalized"):
+        options = {
+            "normalize": True,
+            "state": ops.NormalizedState(*options.values(), double([[[2, 1]]])),
+        }
+    elif rule == "sum":
+        options["normalize"] = False
+    y, state = getattr(ops, name_of(rule))(
+        double([[[[1, 1]]]]),
+        **{name: shaped(x) for name, x in given.items()},
+        **options,
+        return_state=True,
+        implementation=implementation,
+    )
+    W = state.W if isinstance(state, tuple) else state
+    same(W.flatten(), double(after))
+    same(y.flatten(), [read])
+
+
+@pytest.mark.parametrize("implementation", FORMS)
+def test_appendix_a(implementation):
+    """Removing and writing (Eq. 23), and what enters and leaves each column (Eq. 51)."""
+    k, W = double([3, 0, 1]) / 4, double([[1, 2, 3], [-1, 0, 2]])
+    v, beta = double([2, -3]), 0.25
+    v_bar = W @ k
+    mixed = beta * v + (1 - beta) * v_bar  # Eq. 22
+    eq_23 = W + torch.outer(mixed, k) - torch.outer(v_bar, k)
+    columns = [
+        W[:, i] + k[i] * v - sum(k[i] * k[j] * W[:, j] for j in range(3))
+        for i in range(3)
+    ]
+    for strength, wanted in ((beta, eq_23), (1, torch.stack(columns, 1))):
+        _, found = ops.delta_rule(
+            *(x[None, None, None] for x in (k, k, v)),
+            double([[[strength]]]),
+            state=W[None, None],
+            return_state=True,
+            implementation=implementation,
+        )
+        same(found[0, 0], wanted)
+
+
+@pytest.mark.parametrize("op", ["gated_rule", "delta_rule"])
+@pytest.mark.parametrize("implementation", FORMS)
+def test_appendix_b(op, implementation):
+    """An unrelated key keeps all under the delta rule, 1 - beta under the gated one."""
+    keys = double([[1, 0, 0], [0, 1, 0]])
+    v1, v2, v3 = double([[1, 2, 3], [4, 5, 6], [8, 5, 2]])
+    W = torch.outer(v1, keys[0]) + torch.outer(v2, keys[1])
+    _, W = getattr(ops, op)(
+        *(x[None, None, None] for x in (keys[1], keys[1], v3)),
+        double([[[1 / 4]]]),
+        **({"normalize": False} if op == "gated_rule" else {}),
+        state=W[None, None],
+        return_state=True,
+        implementation=implementation,
+    )
+    same(W[0, 0] @ keys[0], v1 if op == "delta_rule" else 0.75 * v1)
+    same(W[0, 0] @ keys[1], [5, 5, 5])
+
+
+@pytest.mark.parametrize("implementation", FORMS)
+def test_an_empty_memory_retrieves_zero(implementation):
+    """Eq. 27 at the first step, and queries that meet no key."""
+    k = double([[1, 1, 0, 0], [1, 0, 0, 0]])[None, :, None]
+    q = double([[1, 0, 0, 0], [0, 0, 1, 0]])[None, :, None]
+    y, state = ops.delta_rule(
+        q,
+        k,
+        double([[4, 8], [2, 2]])[None, :, None],
+        double([[[1 / 4], [1 / 4]]]),
+        normalize=True,
+        return_state=True,
+        implementation=implementation,
+    )
+    # 1/4 of (4, 8) is written. The second key reads just that, and writes
+    # 1/4 of what is missing to (2, 2), which is (1, 0).
+    same(y[0, :, 0], [[1, 2], [0, 0]])
+    same(state.W[0, 0], [[5 / 4, 1, 0, 0], [2, 2, 0, 0]])
+    same(state.z[0, 0], [2, 1, 0, 0])
+
+
+def test_no_memory_beats_the_law():
+    """Some of rank 2 reach it for three pairs, others stay above."""
+    I = torch.eye(3, dtype=torch.float64)
+    shared = double([[1, 0, 0], [0, 1 / 2, 1 / 2], [0, 1 / 2, 1 / 2]])
+    forgotten, random = I.clone(), double([[1, 2], [0, 1], [1, 1]])
+    forgotten[2, 2] = 0
+    loss = [
+        ((I - G) ** 2).sum().item() / 6
+        for G in (shared, forgotten, random @ random.T / 4)
+    ]
+    assert loss[:2] == pytest.approx([law(3, 2)] * 2)
+    assert loss[2] > law(3, 2) + 0.01
+
+
+@both
+def test_fwp(implementation):
+    """tanh is the default: W = tanh(W + 1), step by step (Eqs. 2, 3)."""
+    one = torch.ones(1, 3, 1, 1, dtype=torch.float64)
+    w, wanted = 0.0, []
+    for _ in range(3):
+        w = math.tanh(w + 1)
+        wanted.append(w)
+    same(ops.fwp(one, one, one, implementation=implementation).flatten(), wanted)
+    linear = ops.fwp(one, one, one, None, implementation=implementation)
+    same(linear.flatten(), [1, 2, 3])
+
+
+@both
+def test_softmax_attention(implementation):
+    """Keys that count 1, 3 and 4 times (Eq. 7), of values 8, 4 and -2."""
+    q, k = torch.zeros(2, 1, 3, 1, 4, dtype=torch.float64)
+    q[..., 0], k[0, :, 0, 0] = 2, double([1, 3, 4]).log()  # over the root of 4
+    v = double([8, 4, -2]).view(1, 3, 1, 1)
+    y = ops.softmax_attention(q, k, v, implementation=implementation)
+    same(y.flatten(), [8, 20 / 4, 12 / 8])
+
+
+def test_feedback_attention():
+    """Two memories, 2 and 1 steps back, and their waves (Eqs. f3 to f5)."""
+    q = double([[1, 0, 2, -1]])[None]
+    k = double([[[1, 1, 0, 0]], [[0, 0, 1, 3]]])[None]
+    v = double([[[1, 2, 3, 4]], [[5, 6, 7, 8]]])[None]
+    P = double([[1, 0, 0, 0], [0, 2, 0, 0], [0, 0, 1, 1], [0, 0, 0, 3]])
+    found = ops.feedback_attention(q, k, v, P)[0, 0]
+
+    def wave(n):  # q . P s: 10^(-4 i / n), i = 1, n = 2
+        return (
+            math.sin(n) + 2 * (math.cos(n) + math.cos(n / 100)) - 3 * math.cos(n / 100)
+        )
+
+    # q . k is 1 and 2 - 3; the root of d_key is 2.
+    old, new = (1 + wave(2)) / 2, (-1 + wave(1)) / 2
+    weight = 1 / (1 + math.exp(new - old))
+    same(found, weight * v[0, 0, 0] + (1 - weight) * v[0, 1, 0])
+
+
+@both
+def test_feedback(implementation):
+    """One layer of width 2, two steps (Eqs. f1, f2, f6, f7): the only memory of the
+    second step is taken whole, whatever its key.
+    """
+    one = torch.ones(1, 2, 2, dtype=torch.float64)
+    weights = ops.FeedbackWeights(
+        merge=double([3 / 4, 1 / 4]).log(),
+        norm_mixer=one[0, :1],
+        to_q=one,
+        to_k=one,
+        to_v=double([[[1, 2], [0, 1]]]),
+        positions=torch.ones(1, 2, dtype=torch.float64),
+        to_out=double([[[2, -1], [1, 1]]]),
+        norm_mlp=one[0, :1],
+        expand=double([[[1, 0]]]),
+        contract=double([[[1], [-2]]]),
+        norm_memory=None,
+    )
+
+    def layer(x, z):
+        a, b = x[0] + 2 * z[0] - z[1], x[1] + z[0] + z[1]
+        half = (a - b) / 2  # of two numbers, one is as far above the mean
+        u = half / math.sqrt(half**2 + 1e-5)
+        h = u * (1 + math.erf(u / math.sqrt(2))) / 2
+        return a + h, b - 2 * h
+
+    first = layer((3, 1), (0, 0))
+    m = [3 / 4 * x + y / 4 for x, y in zip((3, 1), first, strict=True)]
+    second = layer((1, 5), (m[0] + 2 * m[1], m[1]))
+    x = double([[[3, 1], [1, 5]]])
+    y = ops.feedback(x, weights, heads=2, implementation=implementation)
+    same(y[0], [first, second])
+
+
+# --- AFT ---------------------------------------------------------------
+#
+# A key of log n counts n times, so every mean is a fraction. Three steps count 1, 2 and
+# 3 times, with values 6, 12 and 30; they pass one half, one half and three quarters of
+# their means, for the sigmoid of log n is n / (n + 1).
+
+Q, K = double([0, 0, log(3)]).view(1, 3, 1), double([1, 2, 3]).log().view(1, 3, 1)
+V = double([6, 12, 30]).view(1, 3, 1)
+
+
+@both
+def test_aft_simple(implementation):
+    how = {"implementation": implementation}
+    # Means: 6; (6 + 24) / 3 = 10; (6 + 24 + 90) / 6 = 20.
+    y, state = ops.aft_simple(Q, K, V, return_state=True, **how)
+    same(y.flatten(), [3, 5, 15])
+    same(torch.cat(state).flatten(), [log(6), 20])
+    # Without the middle step: 6; -; (6 + 90) / 4 = 24. All of them: 24.
+    keep = torch.tensor([[True, False, True]])
+    same(ops.aft_simple(Q, K, V, key_mask=keep, **how).flatten(), [3, 0, 18])
+    y = ops.aft_simple(Q, K, V, key_mask=keep, causal=False, **how)
+    same(y.flatten(), [12, 0, 18])
+
+
+@both
+def test_aft_full(implementation):
+    # What a pair counts: the key times the entry of its row. Row 1: 2 and 6,
+    # (12 + 72) / 8 = 21/2. Row 2: 6, 12 and 6, (36 + 144 + 180) / 24 = 15.
+    how, bias = (
+        {"implementation": implementation},
+        double([[5, 7, 7], [2, 3, 7], [6, 6, 2]]).log(),
+    )
+    same(ops.aft_full(Q, K, V, bias, **how).flatten(), [3, 21 / 4, 45 / 4])
+    # Not causal, row 0: 5, 14 and 21, (30 + 168 + 630) / 40; row 1: 2, 6 and 21.
+    y = ops.aft_full(Q, K, V, bias, causal=False, **how)
+    same(y.flatten(), [207 / 20, 357 / 29, 45 / 4])
+
+
+@both
+def test_aft_local_and_conv(implementation):
+    # The step itself counts twice, the one before it 3 times, older ones once. Row 1: 3
+    # and 4, (18 + 48) / 7. Row 2: 1, 6 and 6, (6 + 72 + 180) / 13 = 258/13.
+    how, band = {"implementation": implementation}, double([[2, 3]] * 3).log()
+    y, state = ops.aft_local(Q, K, V, band, return_state=True, **how)
+    same(y.flatten(), [3, 33 / 7, 387 / 26])
+    # Older than the next window: steps 0 and 1, with mean 10.
+    same(torch.cat([state.log_sum, state.mean]).flatten(), [log(3), 10])
+    # Not causal, the next one counts 5 times: (12 + 120 + 90) / 15, 516 / 22.
+    y = ops.aft_local(Q, K, V, double([[2, 3, 5]] * 3).log(), causal=False, **how)
+    same(y.flatten(), [37 / 5, 129 / 11, 387 / 26])
+    # A second head of doubled values: itself once, the one before 4 times: 12;
+    # (48 + 48) / 6; 1, 8 and 3, (12 + 192 + 180) / 12.
+    q, k, v = (torch.stack(x, 2) for x in ((Q, Q), (K, K), (V, 2 * V)))
+    y = ops.aft_conv(q, k, v, double([[2, 3], [1, 4]]).log(), **how)
+    same(y[0, ..., 0].T, [[3, 33 / 7, 387 / 26], [6, 8, 24]])
+
+
+@both
+def test_aft_image(implementation):
+    """Three by three pixels with keys of 0 and values 1 to 9."""
+    zeros = torch.zeros(1, 3, 3, 1, 1, dtype=torch.float64)
+    v = torch.arange(1, 10).double().view(1, 3, 3, 1, 1)
+    # Twice what is left of a pixel, 3 times what is below it, 4 times what is
+    # above and right of it; 5 times the pixel itself.
+    kernel = double([[[1, 1, 4], [2, 5, 1], [1, 3, 1]]]).log()
+    y = ops.aft_conv2d(zeros, zeros, v, kernel, implementation=implementation)
+    # The sum of all values is 45, of all weights 9. Pixel 5, in the middle: 45 + 4 * 5
+    # + 4 + 2 * 8 + 3 * 3 = 94 over 9 + 4 + 1 + 2 + 3 = 19. Pixel 1: itself and 4 below:
+    # 45 + 4 + 2 * 4 = 57 over 15. Pixel 3: itself, 2 and 6: 45 + 12 + 2 + 12 = 71 over
+    # 16.
+    same(y.flatten()[[0, 2, 4]], [57 / 30, 71 / 32, 94 / 38])
+
+
+def test_aft_tables_are_where_the_inputs_are():
+    """On a device that refuses tensors of the CPU, as a GPU does."""
+    how, band = {"implementation": "naive"}, double([[2, 3, 5]] * 3).log()
+    pixels = torch.zeros(1, 3, 3, 1, 1, dtype=torch.float64)
+    with Accelerator():
+        q, k, v, band, pixels = (x.to(DEVICE) for x in (Q, K, V, band, pixels))
+        y = ops.aft_local(q, k, v, band[:, :2], **how)
+        same(y.cpu().flatten(), [3, 33 / 7, 387 / 26])
+        y = ops.aft_local(q, k, v, band, causal=False, **how)
+        same(y.cpu().flatten(), [37 / 5, 129 / 11, 387 / 26])
+        y = ops.aft_conv2d(pixels, pixels, pixels, pixels[0, ..., 0, 0][None], **how)
+        same(y.cpu().flatten(), [0] * 9)
+
+
+# --- features ----------------------------------------------------------
+
+
+def test_divide():
+    x, total = double([3, 3, 0, -5]), double([4, 0, 0, -2])
+    x.requires_grad_(), total.requires_grad_()
+    y = divide(x, total)
+    same(y, double([3 / 4, 0, 0, 5 / 2]))
+    dx, dtotal = torch.autograd.grad(y.sum(), [x, total])
+    same(dx, double([1 / 4, 0, 0, -1 / 2]))
+    same(dtotal, double([-3 / 16, 0, 0, 5 / 4]))
+    same(divide(double([[1, 2], [3, 4]]), double([2])), double([[0.5, 1], [1.5, 2]]))
+
+
+def test_normalize():
+    """Also in two rows at once, and with a sum below 0 (Eq. 29)."""
+    x = double([[1, 3, 0], [-5, 1, 0], [0, 0, 0], [1, -1, 0]])
+    wanted = [[1 / 4, 3 / 4, 0], [5 / 4, -1 / 4, 0], [0, 0, 0], [0, 0, 0]]
+    same(sum_normalize(x), double(wanted))
+    x = double([[3, -4], [0, 0], [5, 12]])
+    same(l2_normalize(x), double([[3 / 5, -4 / 5], [0, 0], [5 / 13, 12 / 13]]))
+
+
+def test_elu1():
+    x = double([[-math.log(4), 0], [2, -1], [1 / 2, 1]])
+    wanted = double([[1 / 4, 1], [3, 1 / math.e], [3 / 2, 2]])
+    same(ELU1()(x), wanted)
+    features, scale = ELU1().scaled(x)
+    same(features, wanted)
+    assert scale is None
+
+
+def test_dpfp():
+    """Eq. 37. r is (1, 2, 0, 0, 0, 3), then (0, 0, 3, 1, 2, 0)."""
+    x = double([[1, 2, -3], [-1, -2, 3]])
+    one = double([[2, 0, 0, 0, 0, 3], [0, 0, 3, 2, 0, 0]])
+    two = double([[0, 0, 0, 0, 0, 6], [0, 0, 6, 0, 0, 0]])
+    same(DPFP()(x), one)
+    same(DPFP(2)(x), torch.cat([one, two], -1))
+    same(DPFP(3)(x), torch.cat([one, two, 0 * one], -1))
+    assert [DPFP(nu).width(3) for nu in (1, 2, 3)] == [6, 12, 18]
+
+
+def directed(phi, directions):
+    """The same map, with directions that are known."""
+    phi = phi.double()
+    phi.omega.copy_(double(directions))
+    return phi
+
+
+def test_favor():
+    """Eqs. 31 and 32: 2^x1 and 3^x2, with h(1, 2) = exp(-5/2) / 2."""
+    known = [[math.log(2), 0], [0, math.log(3)]]
+    phi = directed(FAVOR(2, 2, stabilize=False), known)
+    numbers = double([2, 9, 1 / 2, 1 / 9])
+    same(phi(double([1, 2])), math.exp(-5 / 2) / 2 * numbers)
+    features, scale = phi.scaled(double([[1, 2]]))
+    assert scale is None
+    same(features[0], math.exp(-5 / 2) / 2 * numbers)
+
+
+def test_favor_stabilized():
+    """Width 16: keys are halved first, which makes them (1, 2, 0 ...)."""
+    known = torch.zeros(2, 16, dtype=torch.float64)
+    known[0, 0], known[1, 1] = math.log(2), math.log(3)
+    phi = directed(FAVOR(16, 2), known.tolist())
+    x = torch.zeros(2, 16, dtype=torch.float64)
+    x[0, :2] = double([2, 4])
+    factor, numbers = math.exp(-5 / 2) / 2, double([2, 9, 1 / 2, 1 / 9])
+    same(phi(x), torch.stack([factor * numbers, 0 * numbers + 1 / 2]))
+    features, scale = phi.scaled(x[None])
+    same(features[0], torch.stack([numbers / 9, 0 * numbers + 1]))
+    same(scale[0], double([math.log(9 * factor), -math.log(2)]))
+
+
+def test_random_fourier():
+    """Angles of 30, 45 and 0 degrees; the key (3, 4) counts as (3/5, 4/5)."""
+    known = [[5 * math.pi / 36, 0], [0, 5 * math.pi / 32], [0, 0]]
+    phi = directed(RandomFourier(2, 3, bandwidth=2.0), known)
+    half, root, three = 1 / 2, math.sqrt(1 / 2), math.sqrt(3) / 2
+    wanted = double([half, root, 0, three, root, 1]) / math.sqrt(3)
+    same(phi(double([[3, 4], [30, 40]])), torch.stack([wanted, wanted]))
+    same(phi(double([0, 0])), double([0, 0, 0, 1, 1, 1]) / math.sqrt(3))
+    assert phi(torch.ones(2, dtype=torch.float16)).dtype == torch.float16
