@@ -309,8 +309,8 @@ def recurrence(
     for name, part in (("decay", decay), ("strength", made.strength)):
         if part is not None and part.dim() != 4:
             raise ValueError(
-                f"{rule.name}: expected {name} of its Inputs of shape [batch, time, heads, "
-                f"1 or key], got {[*part.shape]}"
+                f"{rule.name}: expected {name} of its Inputs of shape [batch, time, "
+                f"heads, 1 or key], got {[*part.shape]}"
             )
     if normalize and rule.corrects:
         erase_key = unit_range(k)
