@@ -10,7 +10,7 @@ export NO_MKDOCS_2_WARNING = 1
 # when a kernel is defined, and the site is built once for all its tests. They
 # run side by side, the longest first, and on one thread each: threads of
 # several processes that share the cores wait for each other.
-GROUPS := test-site test-package test-notebooks test-order test-kernels
+GROUPS := test-site test-package test-notebooks test-kernels
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 test test-all mutants $(GROUPS): export OMP_NUM_THREADS = 1
 PYTEST := $(BIN)/python -m pytest
@@ -49,18 +49,11 @@ test-site: $(READY)
 	FWLAB_GROUP=site $(PYTEST) tests/site
 
 test-package: $(READY)
-	FWLAB_GROUP=package $(PYTEST) tests --ignore tests/site --ignore tests/interpreter --ignore tests/test_notebooks.py --ignore tests/test_processor.py
+	FWLAB_GROUP=package $(PYTEST) tests --ignore tests/site --ignore tests/interpreter --ignore tests/test_notebooks.py
 
-# Each notebook runs once: those that mostly train as they are, the others, whose
-# outputs are compared, with their terms in another order. With files of tests, for
-# what tests/conftest.py sets.
-TRAINING := $(wildcard notebooks/07* notebooks/14*)
-
+# With a file of tests, for what tests/conftest.py sets.
 test-notebooks: $(READY)
-	FWLAB_GROUP=notebooks $(PYTEST) tests/test_notebooks.py $(if $(SLOW),notebooks,$(TRAINING))
-
-test-order: $(READY)
-	FWLAB_GROUP=order FWLAB_PROCESSOR=$(or $(PROCESSOR),1) $(PYTEST) tests/test_processor.py $(filter-out $(TRAINING),$(wildcard notebooks/*.ipynb))
+	FWLAB_GROUP=notebooks $(PYTEST) tests/test_notebooks.py notebooks
 
 test-kernels: $(READY)
 	FWLAB_GROUP=kernels TRITON_INTERPRET=1 $(PYTEST) tests/interpreter
@@ -84,14 +77,10 @@ figures: site
 screenshots: site
 	$(BIN)/python docs/tools/screenshots.py
 
-# make bench [NAME="peers lengths busy imports steps training generation published"]: those of docs/tools/bench.
 bench: $(READY)
-ifdef NAME
-	PYTHONPATH=docs/tools $(BIN)/python -m bench $(NAME)
-else
 	$(BIN)/fwlab bench
+	$(BIN)/python docs/tools/peers.py
 	$(PYTEST) -m speed tests/site
-endif
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -5,7 +5,7 @@ sentence that names both, and says what was expected and what came.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
@@ -36,23 +36,29 @@ def integers(owner: str, minimum: int | None, /, **values: Any) -> None:
             raise ValueError(f"{text} at least {minimum}, got {value!r}")
 
 
+def numbers(
+    owner: str, wanted: str, fits: Callable[[Any], bool], /, **values: Any
+) -> None:
+    """Check that all are numbers, and those that are `wanted`, in words.
+
+    Raises `TypeError` for any other type, and `ValueError` where it is not so.
+    """
+    for name, value in values.items():
+        if not number(value) or not fits(value):
+            error = ValueError if number(value) else TypeError
+            raise error(f"{owner}: expected {name} to be {wanted}, got {value!r}")
+
+
 def dropout(owner: str, value: Any, argument: str = "dropout") -> None:
     """Check a probability with which dropout sets entries to 0."""
-    text = f"{owner}: expected {argument} to be at least 0 and below 1"
-    if not number(value):
-        raise TypeError(f"{text}, got {value!r}")
-    if not 0 <= value < 1:
-        raise ValueError(f"{text}, got {value!r}")
+    wanted = "at least 0 and below 1"
+    numbers(owner, wanted, lambda p: 0 <= p < 1, **{argument: value})
 
 
 def epsilon(owner: str, /, **values: Any) -> None:
     """Check what is added to a mean square: finite numbers, 0 or more."""
-    for name, value in values.items():
-        text = f"{owner}: expected {name} to be a number, 0 or more"
-        if not number(value):
-            raise TypeError(f"{text}, got {value!r}")
-        if not 0 <= value < math.inf:
-            raise ValueError(f"{text}, got {value!r}")
+    wanted = "a number, 0 or more"
+    numbers(owner, wanted, lambda eps: 0 <= eps < math.inf, **values)
 
 
 def choice(owner: str, options: Iterable[str | None], /, **values: Any) -> None:
@@ -76,3 +82,11 @@ def function(owner: str, /, **values: Any) -> None:
             raise TypeError(
                 f"{owner}: expected {name} to be a function or None, got {value!r}"
             )
+
+
+def require(
+    owner: str, holds: Any, wanted: str, error: type[Exception] = ValueError
+) -> None:
+    """Raise an error unless it `holds`: `wanted` says what was expected, and what came."""
+    if not holds:
+        raise error(f"{owner}: expected {wanted}")

@@ -8,6 +8,7 @@ import shlex
 import sys
 import warnings
 from contextlib import closing
+from dataclasses import fields
 from io import TextIOWrapper
 from itertools import pairwise
 from pathlib import Path
@@ -23,12 +24,11 @@ from fwlab import training
 from fwlab.data import CorpusError
 from fwlab.data.corpus import CORPORA
 from fwlab.files import destination, replacing, write_json
+from fwlab.layers import FastWeightAttention
 from fwlab.models import checkpoints
-from fwlab.training.memory import keep_freed
-from fwlab.training.plan import describe, plan, vocabulary_size
-from fwlab.training.presets import PRESETS
-from fwlab.training.run_folder import Run, run_in, silence
-from fwlab.training.threads import choose
+from fwlab.training.checkpoint import new_model
+from fwlab.training.presets import PRESETS, vocabulary_size
+from fwlab.training.run_folder import run_in, say
 
 if TYPE_CHECKING:
     from fwlab.experiments import Experiment
@@ -66,11 +66,11 @@ def train(
         resume: Continue from the last checkpoint that the same command line
             has left in that folder; without one, begin.
         dry_run: Do not train; show the number of parameters, the memory, the
-            operations and the time of a step, which ten steps measure.
+            operations and the time of a step, which three steps measure.
         track: Also send the metrics to TensorBoard (in that folder) or to
             Weights & Biases.
-        threads: Number of threads on a CPU; default: what is fastest in a
-            few steps, or as many as before in a run that continues.
+        threads: Number of threads on a CPU; default: OMP_NUM_THREADS, or else one, the
+            fastest beside a program that keeps a core busy.
     """
     if preset is not None:
         if preset not in PRESETS:
@@ -78,59 +78,54 @@ def train(
                 f"expected preset to be one of {', '.join(PRESETS)}, got {preset!r}"
             )
         print(f"{preset}: {PRESETS[preset].source}")
-    if threads is not None:
-        if threads < 1:
-            raise ValueError(f"expected threads to be at least 1, got {threads}")
-        torch.set_num_threads(threads)
-    keep_freed()
+    if threads is not None and threads < 1:
+        raise ValueError(f"expected threads to be at least 1, got {threads}")
+    if threads is not None or "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(threads or 1)
+    with torch.device("meta"):  # invalid sizes raise here, before a folder is made
+        new_model(config, 2)
     if dry_run:
-        size = vocabulary_size(config, preset)
-        if threads is None:
-            choose(config, size, config.steps)
-        print(describe(config, plan(config, size)))
+        from fwlab.training.plan import describe
+
+        print(describe(config, vocabulary_size(config, preset)))
         return
     name = preset or re.sub("[*, ]+", "-", config.mixer)
     folder = Path("runs", name) if out is None else out
-
-    def begin(run: Run) -> None:
-        if threads is None:
-            vocabulary, left = len(run.trainer.vocabulary), config.steps - run.started
-            choose(config, vocabulary, left, run.threads(), run.say)
-
-    run = run_in(folder, config, resume, _command(), track, begin)
-    _say_next(run)
-
-
-def _say_next(run: Run) -> None:
-    """Print commands for what a finished run has left, with its paths."""
-    from fwlab.look import mixers
-
-    config, folder = run.trainer.config, str(run.folder)
-    commands = [["fwlab", "generate", folder]]
-    # What replaces it without a network has another hash.
-    shakespeare = CORPORA["shakespeare"].hash.endswith(run.trainer.corpus_sha256)
-    corpus = config.corpus or ("shakespeare" if shakespeare else "python")
-    if mixers(run.trainer.model)[0]:
-        picture = str(run.folder / "look.svg")
-        commands.append(["fwlab", "look", folder, "--text", corpus, "--out", picture])
-    curves = str(run.folder / "curves.svg")
-    commands.append(["fwlab", "plot", folder, "--out", curves])
-    if run.trainer.accelerator.num_processes == 1:
+    trainer = run_in(folder, config, resume, _command(), track)
+    # Commands for what the run has left, with its paths.
+    commands = [["fwlab", "generate", str(folder)]]
+    if any(isinstance(part, FastWeightAttention) for part in trainer.model.modules()):
+        # What replaces it without a network has another hash.
+        shakespeare = CORPORA["shakespeare"].hash.endswith(trainer.corpus_sha256)
+        corpus = config.corpus or ("shakespeare" if shakespeare else "python")
+        picture = ["--text", corpus, "--out", str(folder / "look.svg")]
+        commands.append(["fwlab", "look", str(folder), *picture])
+    curves = str(folder / "curves.svg")
+    commands.append(["fwlab", "plot", str(folder), "--out", curves])
+    if trainer.accelerator.num_processes == 1:
         again = [part for part in _split(sys.argv[1:]) if part != "--resume"]
         if "--steps" in again:
             at = again.index("--steps")
             del again[at : at + 2]
         more = ["--steps", str(2 * config.steps), "--resume"]
         commands.append(["fwlab", *again, *more])
-    run.say("\n".join(["next:", *map(shlex.join, commands)]))
+    say(trainer, "\n".join(["next:", *map(shlex.join, commands)]))
 
 
-def _preset(arguments: list[str]) -> training.Config:
-    """The defaults of `fwlab train`, which a preset replaces."""
-    for before, name in pairwise(arguments):
-        if before == "--preset" and name in PRESETS:
-            return PRESETS[name].config
-    return training.Config()
+def _with_preset(arguments: list[str]) -> list[str]:
+    """Put the options of a preset before those that are given, which win."""
+    chosen = [
+        name for before, name in pairwise(_split(arguments)) if before == "--preset"
+    ]
+    if arguments[:1] != ["train"] or not chosen or chosen[-1] not in PRESETS:
+        return arguments
+    options = []
+    for field in fields(training.Config):
+        value = getattr(PRESETS[chosen[-1]].config, field.name)
+        if value != field.default:
+            option = f"--{field.name.replace('_', '-')}"
+            options += [option] if value is True else [option, str(value)]
+    return ["train", *options, *arguments[1:]]
 
 
 def _split(arguments: list[str]) -> list[str]:
@@ -204,7 +199,7 @@ def generate(
             raise ValueError("expected --prompt for a published model, got none")
         kind = None if dtype is None else getattr(torch, dtype)
         sampling = (length, temperature, top_k, seed)
-        for piece in checkpoints.told(checkpoint, prompt, *sampling, dtype=kind):
+        for piece in checkpoints.stream_text(checkpoint, prompt, *sampling, dtype=kind):
             print(piece, end="", flush=True)
         print()
         return
@@ -502,17 +497,17 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a terminal without UTF-8
             stream.reconfigure(errors="backslashreplace")
-    preset = _preset(_split(sys.argv))
-    train.__defaults__ = (preset, *(train.__defaults__ or ())[1:])
     try:
         _refuse_empty(sys.argv)
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: _complain(message)
             app.cli(
-                prog="fwlab", description="Sequence layers beyond softmax attention."
+                prog="fwlab",
+                description="Sequence layers beyond softmax attention.",
+                args=_with_preset(sys.argv[1:]),
             )
     except BrokenPipeError:  # as with `fwlab reproduce | head -1`
-        silence(sys.stdout)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)  # as a program that the signal SIGPIPE has ended
     except (
         CorpusError,

@@ -306,13 +306,21 @@ class FeatureMap(nn.Module):
     #: Whether `scaled` returns a scale.
     scales = False
 
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute features, in float32 or higher precision if directions are random.
+
+        - `x`: `[..., d]`.
+        - Returns `[..., width(d)]`, in the dtype of `x`.
+        """
+        raise NotImplementedError
+
     def width(self, d: int) -> int:
         """Number of features of a key.
 
         - `d`: width of the key, at least 1.
         - Returns the width of the output of `forward`.
         """
-        raise NotImplementedError
+        return self(torch.empty(0, d)).shape[-1]
 
     def scaled(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         r"""Features that stay in range, and the logarithm of their scale.
@@ -330,36 +338,22 @@ class FeatureMap(nn.Module):
 class Identity(FeatureMap):
     r"""$\phi(x) = x$: the fast weights of 1991, and of Gated DeltaNet.
 
-        >>> Identity()(torch.tensor([-1.0, 2.0]))
-        tensor([-1.,  2.])
-
-    - Input `[..., d]`, output `[..., d]`.
+    >>> Identity()(torch.tensor([-1.0, 2.0]))
+    tensor([-1.,  2.])
     """
 
-    # One feature for each entry of the key.
-    def width(self, d: int) -> int:
-        return d
-
     def forward(self, x: Tensor) -> Tensor:
-        """Features of `x` `[..., d]`. Returns `x` itself."""
         return x
 
 
 class ReLU(FeatureMap):
     r"""$\phi(x) = \max(x, 0)$.
 
-        >>> ReLU()(torch.tensor([-1.0, 2.0]))
-        tensor([0., 2.])
-
-    - Input `[..., d]`, output `[..., d]`.
+    >>> ReLU()(torch.tensor([-1.0, 2.0]))
+    tensor([0., 2.])
     """
 
-    # One feature for each entry of the key.
-    def width(self, d: int) -> int:
-        return d
-
     def forward(self, x: Tensor) -> Tensor:
-        """Features of `x` `[..., d]`. Returns the same shape."""
         return F.relu(x)
 
 
@@ -371,21 +365,14 @@ class ELU1(FeatureMap):
 
         >>> ELU1()(torch.tensor([0.0, 2.0]))
         tensor([1., 3.])
-
-    - Input `[..., d]`, output `[..., d]`.
     """
 
-    # One feature for each entry of the key.
-    def width(self, d: int) -> int:
-        return d
-
     def forward(self, x: Tensor) -> Tensor:
-        """Features of `x` `[..., d]`. Returns the same shape."""
         recorded = x.requires_grad and torch.is_grad_enabled()
         return _ELU1.apply(x) if recorded and not needs_plain_formula() else _elu1(x)
 
 
-# Eq. 30, for torch.func and torch.compile.
+# Eq. 30.
 def _elu1(x: Tensor) -> Tensor:
     # Not elu(x) + 1: for x << 0, rounding would lose exp(x), and
     # a feature of exactly 0 would have no gradient.
@@ -393,16 +380,14 @@ def _elu1(x: Tensor) -> Tensor:
 
 
 class _ELU1(torch.autograd.Function):
-    r"""The same in fewer passes: $\phi' = \min(\phi, 1)$."""
+    r"""The same; it keeps only $\phi$, since $\phi' = \min(\phi, 1)$."""
 
-    # Only $\phi$ is kept: the gradient needs no `x`.
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        phi = x.clamp(max=0).exp().add_(x.clamp(min=0))
+        phi = _elu1(x)
         ctx.save_for_backward(phi)
         return phi
 
-    # The slope is $e^x = \phi$ below 0, where $\phi < 1$, and 1 above.
     @staticmethod
     def backward(ctx: Any, d_phi: Tensor) -> Tensor:
         (phi,) = ctx.saved_tensors
@@ -418,7 +403,7 @@ class DPFP(FeatureMap):
     the features are nonzero.
 
     - `nu`: number of shifts, an integer of at least 1.
-    - Input `[..., d]`, output `[..., 2 * d * nu]`.
+    - The output has `2 * d * nu` features.
     - Raises `ValueError` for a `nu` below 1, and `TypeError` for one that is not an
       integer.
 
@@ -438,18 +423,12 @@ class DPFP(FeatureMap):
         tensor([6., 0., 0., 0.])
     """
 
-    # A bool is an integer to Python, but not a number of shifts.
     def __init__(self, nu: int = 1):
         super().__init__()
         arguments.integers("DPFP", 1, nu=nu)
         self.nu = nu
 
-    # $2d$ products for each of the $\nu$ shifts.
-    def width(self, d: int) -> int:
-        return 2 * d * self.nu
-
     def forward(self, x: Tensor) -> Tensor:
-        """Features of `x` `[..., d]`. Returns `[..., 2 * d * nu]`."""
         if x.requires_grad and torch.is_grad_enabled() and not needs_plain_formula():
             return _DPFP.apply(x, self.nu)
         return _dpfp(x, self.nu)
@@ -459,68 +438,43 @@ class DPFP(FeatureMap):
 
 
 def _dpfp(x: Tensor, nu: int) -> Tensor:
-    """Eq. 37: a shift of $r$ is a slice of $r$ and its first entries."""
-    # Slow for each number, but one call.
-    if nu == 1 and not needs_plain_formula() and x.numel() < 4096:
-        r = torch.cat([x, -x], -1).relu_()
-        return r * r.roll(-1, -1)
-    n = 2 * x.shape[-1]
-    first = [x[..., :nu]] if 2 * nu <= n else [x, -x]
-    r = torch.cat([x, -x, *first], -1).relu_()
-    parts = [r[..., :n] * r[..., j % n :][..., :n] for j in range(1, nu + 1)]
-    return torch.cat(parts, -1)
+    """Eq. 37: $r$ times each of its shifts."""
+    r = torch.cat([x, -x], -1).relu_()
+    parts = [r * r.roll(-j, -1) for j in range(1, nu + 1)]
+    return parts[0] if nu == 1 else torch.cat(parts, -1)
 
 
 class _DPFP(torch.autograd.Function):
-    """The same in half the passes over the features. It keeps only `x`."""
+    """The same; it keeps only `x`, and computes $r$ again."""
 
-    # Each shift is written into its place in the result: there is
-    # nothing to concatenate.
     @staticmethod
     def forward(ctx: Any, x: Tensor, nu: int) -> Tensor:
         ctx.save_for_backward(x)
         ctx.nu = nu
-        r, n = _rectified(x, nu), 2 * x.shape[-1]
-        phi = x.new_empty(*x.shape[:-1], nu * n)
-        for j, part in enumerate(phi.split(n, -1), 1):
-            torch.mul(r[..., :n], r[..., j % n :][..., :n], out=part)
-        return phi
+        return _dpfp(x, nu)
 
-    # Each product has two factors, and each factor gets the gradient of
-    # the product times the other one. $r$ is computed again, so that
-    # only `x` has to be kept.
+    # Each product has two factors, and each factor gets the gradient of the product
+    # times the other one.
     @staticmethod
     def backward(ctx: Any, d_phi: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
         if torch.is_grad_enabled():  # for a second derivative
             phi = _dpfp(x, ctx.nu)
             return torch.autograd.grad(phi, x, d_phi, create_graph=True)[0], None
-        r, n = _rectified(x, ctx.nu), 2 * x.shape[-1]
+        n = 2 * x.shape[-1]
+        more = min(ctx.nu, n - 1)
+        r = torch.cat([x, -x], -1).relu_()
+        r = torch.cat([r, r[..., :more]], -1)  # a shift is a slice of it
         dr = d_phi.new_zeros(r.shape)
         for j, part in enumerate(d_phi.split(n, -1), 1):
             first, second = slice(n), slice(j % n, j % n + n)
             dr[..., first].addcmul_(part, r[..., second])
             dr[..., second].addcmul_(part, r[..., first])
-        # The first entries were used twice.
-        more = dr.shape[-1] - n
         dr[..., :more] += dr[..., n:]
         # ReLU lets the gradient pass where r is above 0.
         dr = torch.ops.aten.threshold_backward(dr[..., :n], r[..., :n], 0)
         positive, negative = dr.chunk(2, -1)
         return positive - negative, None
-
-
-def _rectified(x: Tensor, nu: int) -> Tensor:
-    """$r$ of Eq. 37 `[..., 2 * d]`, and its first entries once more: then
-    a shift is a slice.
-    """
-    d = x.shape[-1]
-    more = min(nu, 2 * d - 1)
-    r = x.new_empty(*x.shape[:-1], 2 * d + more)
-    torch.clamp(x, min=0, out=r[..., :d])
-    torch.neg(x, out=r[..., d : 2 * d]).clamp_(min=0)
-    r[..., 2 * d :] = r[..., :more]
-    return r
 
 
 class RandomFeatures(FeatureMap):
@@ -538,7 +492,6 @@ class RandomFeatures(FeatureMap):
 
     omega: Tensor
 
-    # The first draw is one like any later `redraw`.
     def __init__(self, d: int, directions: int, orthogonal: bool, seed: int | None):
         super().__init__()
         name = type(self).__name__
@@ -625,23 +578,19 @@ class FAVOR(RandomFeatures):
         >>> (FAVOR(d=4, directions=16)(torch.randn(4)) > 0).sum()
         tensor(32)
 
-    - `d`: width of the keys.
-    - `directions`: $m$, the number of rows of $\Omega$.
-    - `orthogonal`: draw blocks of `d` orthogonal rows.
+    - `d`, `directions`, `orthogonal`, `seed`: as in `RandomFeatures`; $m$ rows of
+      $\Omega$ are the directions.
     - `stabilize`: first scale inputs by $d^{-1/4}$, so that the kernel is $e^{q \cdot k
       / \sqrt d}$ as in softmax attention, and let layers carry the largest exponent as
       a logarithm (`scaled`). Without it you get the features as printed in the paper:
       in float32 they underflow for keys longer than about 13, and training breaks down.
-    - `seed`: seed of the first draw; None = PyTorch's own generator.
-    - Input `[..., d]`, output `[..., 2 * directions]`, positive.
-    - Raises `ValueError` for sizes below 1, and in `width` for another d; `TypeError`
-      for an argument of the wrong type.
+    - The output has `2 * directions` positive features.
+    - Raises `ValueError` and `TypeError` as `RandomFeatures` does.
 
     Source: Choromanski et al. 2021 (arXiv:2009.14794), Lemma 1 (the hyperbolic form);
     equation numbers from Schlag et al. 2021.
     """
 
-    # Only the stabilised features need a scale.
     def __init__(
         self,
         d: int,
@@ -655,11 +604,6 @@ class FAVOR(RandomFeatures):
         self.stabilize = self.scales = stabilize
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features, computed in float32 or higher precision.
-
-        - `x`: `[..., d]`.
-        - Returns `[..., 2 * directions]` in the dtype of `x`.
-        """
         return self._features(x, False)[0]
 
     def scaled(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -671,13 +615,7 @@ class FAVOR(RandomFeatures):
             wide = _at_least_float32(x)
             if self.stabilize:
                 wide = wide * self.d**-0.25
-            omega = self.omega.to(wide.dtype)
-            # The gradient of the directions has no formula by hand.
-            plain = needs_plain_formula() or (
-                omega.requires_grad and torch.is_grad_enabled()
-            )
-            compute = _favor if plain else _FAVOR.apply
-            phi, scale = compute(wide, omega, scaled)
+            phi, scale = _favor(wide, self.omega.to(wide.dtype), scaled)
             return phi.to(x.dtype), scale
 
 
@@ -690,62 +628,13 @@ def _favor(x: Tensor, omega: Tensor, scaled: bool) -> tuple[Tensor, Tensor | Non
     """
     along = x @ omega.mT
     rest = (x * x).sum(-1, keepdim=True) / 2 + math.log(2 * len(omega)) / 2
-    exponents = torch.cat([along, -along], -1) - rest
     if not scaled:
-        return exponents.exp(), None
-    # Constant to autograd: it cancels later, so no gradient is lost.
-    top = exponents.detach().amax(-1, keepdim=True)
-    return (exponents - top).exp(), top[..., 0]
-
-
-class _FAVOR(torch.autograd.Function):
-    r"""The same in fewer passes over the features.
-
-    A feature below the smallest normal number (2e-308 in float64, 1e-38 in float32)
-    becomes 0. It would be subnormal: a processor computes such numbers, and with them,
-    many times more slowly, and their digits are not those of its precision. `divide`
-    takes a total of this size for 0, too; next to any larger total, such a feature is
-    lost in the rounding error, and so is its gradient, which is proportional to it.
-    """
-
-    # Exponents are written into their place in the result. The scale is
-    # $\max |\omega x|$ less the rest, so the rest cancels.
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, omega: Tensor, scaled: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        along = x @ omega.mT
-        rest = (x * x).sum(-1, keepdim=True) / 2 + math.log(2 * len(omega)) / 2
-        top = torch.linalg.vector_norm(along, math.inf, -1, True) if scaled else rest
-        phi = x.new_empty(*x.shape[:-1], 2 * len(omega))
-        positive, negative = phi.chunk(2, -1)
-        torch.sub(along, top, out=positive)
-        torch.sub(-top, along, out=negative)
-        # Not -inf: its exponential takes three times as long.
-        least = torch.finfo(x.dtype).tiny
-        torch.threshold_(phi.clamp_(math.log(least) + 0.5).exp_(), 2 * least, 0.0)
-        ctx.save_for_backward(x, omega, phi)
-        ctx.scaled = scaled
-        if not scaled:
-            return phi, None
-        scale = (top - rest)[..., 0]
-        ctx.mark_non_differentiable(scale)
-        return phi, scale
-
-    # With the gradients $g_\pm = d\phi_\pm\, \phi_\pm$ of the exponents,
-    # $dx = \Omega^\top (g_+ - g_-) - x \sum (g_+ + g_-)$.
-    @staticmethod
-    def backward(ctx: Any, d_phi: Tensor, _: Any) -> tuple[Tensor, None, None]:
-        x, omega, phi = ctx.saved_tensors
-        if torch.is_grad_enabled():  # for a second derivative
-            phi = _favor(x, omega, ctx.scaled)[0]
-            return torch.autograd.grad(phi, x, d_phi, create_graph=True)[0], None, None
-        # In the order of `phi`, however the gradient came.
-        g = phi * d_phi
-        total = g.sum(-1, keepdim=True)
-        positive, negative = g.chunk(2, -1)
-        dx = positive.sub_(negative) @ omega
-        return dx.addcmul_(x, total, value=-1), None, None
+        return (torch.cat([along, -along], -1) - rest).exp(), None
+    # The rest is part of the scale, so it cancels, and loses no digits. But to autograd
+    # the scale is a constant, so that the features have the gradient of the rest.
+    top = along.detach().abs().amax(-1, keepdim=True)
+    features = (torch.cat([along, -along], -1) - (top + (rest - rest.detach()))).exp()
+    return features, (top - rest).detach()[..., 0]
 
 
 class RandomFourier(RandomFeatures):
@@ -760,21 +649,18 @@ class RandomFourier(RandomFeatures):
         >>> RandomFourier(d=4, directions=16)(torch.randn(4)).shape
         torch.Size([32])
 
-    - `d`: width of the keys.
-    - `directions`: $m$, the number of rows of $\Omega$.
-    - `orthogonal`: draw blocks of `d` orthogonal rows.
+    - `d`, `directions`, `orthogonal`, `seed`: as in `RandomFeatures`; $m$ rows of
+      $\Omega$ are the directions.
     - `bandwidth`: initial value of the trained vector $\sigma$ (Eq. 8 of the source); a
       larger value makes the kernel narrower.
-    - `seed`: seed of the first draw; None = PyTorch's own generator.
-    - Input `[..., d]`, output `[..., 2 * directions]`. The zero vector has no direction
-      and counts as $\hat x = 0$.
-    - Raises `ValueError` for sizes below 1, and in `width` for another d; `TypeError`
-      for an argument of the wrong type.
+    - The output has `2 * directions` features. The zero vector has no direction and
+      counts as $\hat x = 0$.
+    - Raises `ValueError` and `TypeError` as `RandomFeatures` does, also for a
+      `bandwidth` that is not a finite number above 0.
 
     Source: Peng et al. 2021 (arXiv:2103.02143), section 3.1.
     """
 
-    # $\sigma$ starts equal in all entries, as one bandwidth.
     def __init__(
         self,
         d: int,
@@ -784,19 +670,11 @@ class RandomFourier(RandomFeatures):
         seed: int | None = None,
     ):
         super().__init__(d, directions, orthogonal, seed)
-        text = "RandomFourier: expected bandwidth to be a finite number above 0"
-        if not arguments.number(bandwidth):
-            raise TypeError(f"{text}, got {bandwidth!r}")
-        if not 0 < bandwidth < math.inf:
-            raise ValueError(f"{text}, got {bandwidth!r}")
+        wanted, fits = "a finite number above 0", lambda size: 0 < size < math.inf
+        arguments.numbers("RandomFourier", wanted, fits, bandwidth=bandwidth)
         self.bandwidth = nn.Parameter(torch.full((d,), float(bandwidth)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features, computed in float32 or higher precision.
-
-        - `x`: `[..., d]`, of any length.
-        - Returns `[..., 2 * directions]` in the dtype of `x`.
-        """
         with torch.autocast(x.device.type, enabled=False):
             unit = l2_normalize(_at_least_float32(x))
             omega = (self.bandwidth * self.omega).to(unit.dtype)

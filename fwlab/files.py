@@ -20,10 +20,10 @@ OTHERS["l"] = "symbolic link"
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path; after the block it replaces the file at `path`.
 
-    Readers see the old file or the new one, also after a power failure;
-    other writers do not interfere, and nothing is left behind if the block
-    fails. A symbolic link stays, and the file it points to is replaced. A
-    file keeps its mode; a new one has that of the umask.
+    Readers see the old file or the new one, also after a power failure; other writers
+    do not interfere, and nothing is left behind if the block fails. A symbolic link
+    stays, and the file it points to is replaced. A file keeps its mode; a new one has
+    that of the umask.
 
     - Raises what `destination` raises.
     """
@@ -57,8 +57,8 @@ def destination(path: Path) -> Path:
 
     Its folder is made. A command that takes minutes asks at its start.
 
-    - Raises `OSError` if a file cannot be written there: something else is
-      there, such as a device or a folder, or a file that is read-only.
+    - Raises `OSError` if a file cannot be written there: something else is there, such
+      as a device or a folder, or a file that is read-only.
     """
     with contextlib.suppress(FileNotFoundError):  # nothing, or a link to nothing
         kind = stat.filemode(path.stat().st_mode)[0]

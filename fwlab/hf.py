@@ -1,17 +1,14 @@
 """Both ways between fwlab and Hugging Face's transformers.
 
 `patch` lets the models of transformers compute their delta rules with fwlab.
-`FwlabForCausalLM` gives a language model of fwlab the interface of
-transformers.
+`FwlabForCausalLM` gives a language model of fwlab the interface of transformers.
 """
 
 import functools
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from itertools import pairwise
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,25 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.checkpoint import checkpoint
+from torch.utils._pytree import tree_map_only
 
 from fwlab import ops
 from fwlab.data.vocabulary import END, UNKNOWN, Characters, Vocabulary
-from fwlab.layers import Block, one_token
+from fwlab.layers import one_token
 from fwlab.models import LanguageModel
-from fwlab.models.language_model import RowStates, _back
 
 try:
+    import tokenizers
     import transformers
-    from tokenizers import (
-        Regex,
-        Tokenizer,
-        decoders,
-        models,
-        normalizers,
-        pre_tokenizers,
-    )
     from transformers import (
         AutoConfig,
         AutoModelForCausalLM,
@@ -46,25 +34,16 @@ try:
         PreTrainedModel,
         PreTrainedTokenizerFast,
     )
-    from transformers.cache_utils import Cache
     from transformers.modeling_outputs import CausalLMOutputWithPast
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     from transformers.utils.generic import can_return_tuple
 except ModuleNotFoundError as error:
-    if error.name != "transformers":  # one that it needs itself
-        raise
     raise ModuleNotFoundError(
         'fwlab.hf needs the package transformers: pip install "fwlab[hf]"',
         name=error.name,
-    ) from None
+    ) from error
 
-__all__ = [
-    "FwlabConfig",
-    "FwlabForCausalLM",
-    "from_run",
-    "patch",
-    "unpatch",
-]
+__all__ = ["FwlabConfig", "FwlabForCausalLM", "from_run", "patch", "unpatch"]
 
 #: The functions that transformers calls without a GPU, chunks and a token at
 #: a time, and the rule that they compute.
@@ -74,6 +53,9 @@ RULES = {
     "chunk_kimi_delta_attention": ops.kimi_delta_rule,
     "recurrent_kimi_delta_attention": ops.kimi_delta_rule,
 }
+#: Arguments that they have, among others.
+ARGUMENTS = {"query", "key", "value", "g", "beta", "initial_state"}
+ARGUMENTS |= {"output_final_state", "use_qk_l2norm_in_kernel"}
 CONVOLUTION = "causal_conv1d_fn"
 #: The model types with these functions in transformers 5.24.
 FAMILIES = (
@@ -89,19 +71,24 @@ def patch() -> tuple[str, ...]:
     """Compute the delta rules of transformers' models with fwlab.
 
     - Returns the model types whose functions are replaced.
-    - Raises `RuntimeError`, and replaces nothing, if a model file of the
-      installed transformers does not call the functions that are known here.
+    - Raises `RuntimeError`, and replaces nothing, if a model file of the installed
+      transformers does not call the functions that are known here.
 
-    Models that exist already are patched, too, since each call of a layer
-    looks up the function by its name in the module. A second call changes
-    nothing. Packed documents are kept apart (`cu_seq_lens_q`, or `cu_seqlens`
-    for the function itself), in the short convolution, too.
+    Models that exist already are patched, too, since each call of a layer looks up the
+    function by its name in the module. A second call changes nothing. Packed documents
+    are kept apart (`cu_seq_lens_q`, or `cu_seqlens` for the function itself), in the
+    short convolution, too.
     """
     for module, name in _hooks():
         theirs = getattr(module, name)
         if not hasattr(theirs, "replaces"):
-            setattr(module, name, _replacement(name, theirs))
-    return tuple(dict.fromkeys(_family(module) for module, _ in _hooks()))
+            convolve = functools.partial(_convolve, theirs)
+            rule = RULES.get(name)
+            ours: Any = functools.partial(_compute, rule) if rule else convolve
+            ours.replaces = theirs
+            setattr(module, name, functools.update_wrapper(ours, theirs))
+    modules = dict.fromkeys(module for module, _ in _hooks())
+    return tuple(module.__name__.split(".")[-2] for module in modules)
 
 
 def unpatch() -> None:
@@ -110,10 +97,6 @@ def unpatch() -> None:
         ours = getattr(module, name)
         if hasattr(ours, "replaces"):
             setattr(module, name, ours.replaces)
-
-
-def _family(module: ModuleType) -> str:
-    return module.__name__.split(".")[-2]
 
 
 @functools.cache
@@ -125,24 +108,18 @@ def _hooks() -> tuple[tuple[ModuleType, str], ...]:
         if importlib.util.find_spec(package) is None:  # not in this version
             continue
         module = importlib.import_module(f"{package}.modeling_{family}")
-        names = [name for name in RULES if _takes_ours(getattr(module, name, None))]
-        if len(names) != 2 or not {*names, CONVOLUTION} <= _called(module):
+        called = _called(module)
+        functions = {name: getattr(module, name) for name in RULES if name in called}
+        takes = [inspect.signature(f).parameters.keys() for f in functions.values()]
+        known = len(takes) == 2 and all(names >= ARGUMENTS for names in takes)
+        if not known or CONVOLUTION not in called:
             raise RuntimeError(
                 f"patch: expected models of {family} to call a chunked and a "
                 "recurrent rule by their names, as in transformers 5.24, got "
                 f"transformers {transformers.__version__}, which does not"
             )
-        hooks += [(module, name) for name in (*names, CONVOLUTION)]
+        hooks += [(module, name) for name in (*functions, CONVOLUTION)]
     return tuple(hooks)
-
-
-def _takes_ours(function: Any) -> bool:
-    """Whether a function has the arguments that its replacement takes."""
-    if not callable(function):
-        return False
-    wanted = {"query", "key", "value", "g", "beta", "initial_state"}
-    wanted |= {"output_final_state", "use_qk_l2norm_in_kernel"}
-    return wanted <= inspect.signature(function).parameters.keys()
 
 
 def _called(module: ModuleType) -> set[str]:
@@ -152,16 +129,6 @@ def _called(module: ModuleType) -> set[str]:
     ]
     codes = [getattr(inspect.unwrap(f), "__code__", None) for f in forwards if f]
     return {name for code in codes if code for name in code.co_names}
-
-
-def _replacement(name: str, theirs: Callable) -> Callable:
-    """What takes the place of one of their functions."""
-    ours: Any = _apart(theirs)
-    if name in RULES:
-        ours = functools.partial(_compute, RULES[name])
-    functools.update_wrapper(ours, theirs)
-    ours.replaces = theirs
-    return ours
 
 
 def _compute(
@@ -181,8 +148,8 @@ def _compute(
 ) -> tuple[Tensor, Tensor | None]:
     """A rule with the arguments and results of their functions.
 
-    As theirs, it drops what a model passes on to all its layers. A state of theirs
-    is `[batch, heads, key, value]`, the transpose of ours.
+    As theirs, it drops what a model passes on to all its layers. A state of theirs is
+    `[batch, heads, key, value]`, the transpose of ours.
     """
     dtype = torch.promote_types(value.dtype, torch.float32)
     v, beta, g = value.to(dtype).contiguous(), beta.to(dtype), g.to(dtype)
@@ -207,21 +174,19 @@ def _compute(
     return y.to(query.dtype), W.mT if output_final_state else None
 
 
-def _apart(convolve: Callable) -> Callable:
+def _convolve(
+    theirs: Callable,
+    x: Tensor,
+    *weights: Any,
+    cu_seq_lens_q: Tensor | None = None,
+    **options: Any,
+) -> Tensor:
     """Their convolution, applied to one packed document after another."""
-
-    def run(
-        x: Tensor, *weights: Any, cu_seq_lens_q: Tensor | None = None, **options: Any
-    ) -> Tensor:
-        if cu_seq_lens_q is None:
-            return convolve(x, *weights, **options)
-        options.pop("seq_idx", None)  # the documents again
-        borders = pairwise(cu_seq_lens_q.tolist())
-        return torch.cat(
-            [convolve(x[..., a:b], *weights, **options) for a, b in borders], -1
-        )
-
-    return run
+    if cu_seq_lens_q is None:
+        return theirs(x, *weights, **options)
+    options.pop("seq_idx", None)  # the documents again
+    parts = x.split(cu_seq_lens_q.diff().tolist(), -1)
+    return torch.cat([theirs(part, *weights, **options) for part in parts], -1)
 
 
 # A model of fwlab, as one of transformers
@@ -235,21 +200,17 @@ COMMON = (
 )
 #: What `forward` takes for the loss function of transformers.
 OF_LOSS = {"num_items_in_batch", "ignore_index", "shift_labels"}
-#: What a collator says of packed documents beside their borders.
+#: What a collator says of packed documents beside their borders or positions.
 OF_PACKING = {"cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}
-#: Arguments of their models that cannot work here, and why.
-REFUSED = {
-    "inputs_embeds": "the model looks up its embeddings itself: expected input_ids",
-    "output_attentions": "no mixer here returns a matrix of attention weights",
-}
 
 
 class FwlabConfig(PreTrainedConfig):
     """The arguments of a `LanguageModel`, as a configuration of transformers.
 
     - `vocab_size`: number of tokens, at least 1.
-    - `kwargs`: the other arguments of `LanguageModel`, and those of every
-      configuration of transformers, by name.
+    - `kwargs`: the other arguments of `LanguageModel`, and those of every configuration
+      of transformers, by name. What is loaded from a file may have more attributes,
+      which other programs have added.
     - Raises `TypeError` for other arguments, and for a `mixer` that is not named.
 
     Sizes also have their names of transformers:
@@ -270,17 +231,13 @@ class FwlabConfig(PreTrainedConfig):
     def __init__(self, vocab_size: int = 256, **kwargs: Any):
         parameters = inspect.signature(LanguageModel).parameters.items()
         usual = {name: x.default for name, x in parameters}
-        if unknown := kwargs.keys() - self._known():
+        known = {*usual, *self.attribute_map, *vars(PreTrainedConfig()), *COMMON}
+        loaded = "transformers_version" in kwargs
+        if (unknown := kwargs.keys() - known) and not loaded:
             raise TypeError(
                 f"FwlabConfig: expected arguments of LanguageModel ({', '.join(usual)}) "
                 f"or of every configuration, got {', '.join(sorted(unknown))}"
             )
-        for theirs, ours in self.attribute_map.items():
-            if {theirs, ours} <= kwargs.keys():
-                raise TypeError(
-                    f"FwlabConfig: expected {ours} or {theirs}, which are two names of "
-                    "the same, got both"
-                )
         super().__init__(**usual | kwargs | {"vocab_size": vocab_size})
         names = self.mixer if isinstance(self.mixer, list | tuple) else [self.mixer]
         if not all(isinstance(name, str) for name in names):
@@ -288,28 +245,6 @@ class FwlabConfig(PreTrainedConfig):
                 "FwlabConfig: expected mixer to be a name or several, which a file "
                 f"can hold, got {self.mixer!r}"
             )
-
-    @classmethod
-    def _known(cls) -> set[str]:
-        """The names of all arguments; others are misspelt."""
-        ours = inspect.signature(LanguageModel).parameters.keys()
-        return {*ours, *cls.attribute_map, *vars(PreTrainedConfig()), *COMMON}
-
-    @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Load what `to_dict` returned.
-
-        - `config_dict`: arguments by name, and attributes that other programs
-          have added to a configuration, which it has again.
-        - Returns the configuration; with `return_unused_kwargs`, also those of
-          `kwargs` that are no attributes of it.
-        """
-        known, given = cls._known(), config_dict.items()
-        loaded = super().from_dict({n: x for n, x in given if n in known}, **kwargs)
-        config = loaded[0] if isinstance(loaded, tuple) else loaded
-        for name in config_dict.keys() - known:
-            setattr(config, name, config_dict[name])
-        return loaded
 
     def language_model(self) -> LanguageModel:
         """A new model.
@@ -320,78 +255,26 @@ class FwlabConfig(PreTrainedConfig):
         return LanguageModel(**{name: getattr(self, name) for name in names})
 
 
-class FwlabCache(Cache):
+class FwlabCache:
     """What a `LanguageModel` carries from token to token, for `generate`.
 
     - `state`: as `LanguageModel.prefill` returns it; None = start of text.
     - `length`: number of tokens so far, padding included.
 
-    transformers' own layers for linear attention do not fit: they copy
-    states of constant size in place, and 0 is their empty state.
+    It is none of transformers' caches, whose layers for linear attention copy states of
+    constant size in place, with 0 as the empty state.
     """
 
+    is_linear = (False,)  # `generate` asks for the length and continues from there
+    is_compileable = is_croppable = False
+
     def __init__(self) -> None:
-        super().__init__(layers=[])
         self.state: Any = None
         self.length = 0
-
-    def __len__(self) -> int:
-        """Number of blocks with a state."""
-        if isinstance(self.state, RowStates):
-            return len(self.state.rows[0]) - 1
-        return 0 if self.state is None else len(self.state) - 1
-
-    @property
-    def is_linear(self) -> list[bool]:
-        """False, so that `generate` asks for the length and continues from there."""
-        return [False]
-
-    @property
-    def is_initialized(self) -> bool:
-        """Whether there is a state."""
-        return self.state is not None
-
-    @property
-    def is_croppable(self) -> bool:
-        """False: fast weights cannot forget their last tokens."""
-        return False
-
-    @property
-    def batch_size(self) -> int:
-        """Number of rows; -1 = any, at the start of text."""
-        if isinstance(self.state, RowStates):
-            return len(self.state.rows)
-        tensors = (x for x in tree_leaves(self.state) if isinstance(x, Tensor))
-        return next((len(x) for x in tensors), -1)
-
-    def past(self) -> int | list[int]:
-        """Number of real tokens so far, of all rows or of each."""
-        if isinstance(self.state, RowStates):
-            return [state[0] for state in self.state.rows]
-        past = 0 if self.state is None else self.state[0]
-        return list(past) if isinstance(past, tuple) else past
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Number of tokens so far."""
         return self.length
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """The length of a mask for this many more tokens, and where it begins."""
-        return self.length + query_length, 0
-
-    def get_max_length(self, layer_idx: int | None = None) -> int:
-        """The cache itself has no maximum length: -1."""
-        return -1
-
-    def has_previous_state(
-        self, layer_idx: int | None = None, state_idx: int | None = None
-    ) -> bool:
-        """Whether there is a state."""
-        return self.is_initialized
-
-    def is_recording_past(self, layer_idx: int) -> bool:
-        """False: there are no earlier states to return to."""
-        return False
 
     def reset(self) -> None:
         """Forget everything."""
@@ -399,54 +282,21 @@ class FwlabCache(Cache):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Continue from these rows, each of which may be taken several times."""
-        rows = beam_idx.tolist()
-        if isinstance(self.state, RowStates):
-            self.state = RowStates([self.state.rows[row] for row in rows])
-        elif self.state is not None:
-            past, *parts = self.state
-            if isinstance(past, tuple):
-                past = tuple(past[row] for row in rows)
-            parts = tree_map_only(
-                Tensor, lambda x: x.index_select(0, beam_idx.to(x.device)), parts
-            )
-            self.state = [past, *parts]
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep only these rows: their numbers, or a mask."""
-        if self.is_initialized:
-            self.reorder_cache(torch.arange(self.batch_size)[indices.cpu()])
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Continue from each row this many times."""
-        if self.is_initialized:
-            rows = torch.arange(self.batch_size)
-            self.reorder_cache(rows.repeat_interleave(repeats))
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Refused: fast weights cannot forget their last tokens."""
-        raise NotImplementedError("FwlabCache: tokens cannot be removed from a state")
-
-    def _refused(self, *_: Any, **__: Any) -> Any:
-        raise NotImplementedError(
-            "FwlabCache: the state is that of a LanguageModel, which alone reads and "
-            "updates it; there are no layers of transformers here"
+        self.state = tree_map_only(
+            Tensor, lambda x: x.index_select(0, beam_idx.to(x.device)), self.state
         )
-
-    update = update_conv_state = update_recurrent_state = update_indexer = _refused
-    get_conv_state = get_recurrent_state = offload = prefetch = _refused
-    early_initialization = activate_past_recording = _refused
 
 
 class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
     """A `LanguageModel` with the interface of transformers.
 
     - `config`: the arguments of the model.
-    - `language_model`: a model with these arguments, such as a trained one;
-      None = a new one.
+    - `language_model`: a model with these arguments, such as a trained one; None = a
+      new one.
 
-    `generate` works with greedy search, sampling and beams, and
-    `save_pretrained` and `from_pretrained` with safetensors. After `import
-    fwlab.hf`, `AutoModelForCausalLM` finds the class of a saved folder.
+    `generate` works with greedy search, sampling and beams, and `save_pretrained` and
+    `from_pretrained` with safetensors. After `import fwlab.hf`, `AutoModelForCausalLM`
+    finds the class of a saved folder.
 
         >>> model = FwlabForCausalLM(FwlabConfig(vocab_size=9, d_model=8, heads=2))
         >>> model.generate(torch.tensor([[1, 2]]), max_new_tokens=3).shape
@@ -520,32 +370,17 @@ class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
     @property
     def gradient_checkpointing(self) -> bool:  # type: ignore[override]
         """Whether only the inputs of blocks are kept for the backward pass."""
-        return self.language_model.checkpointing
+        return bool(self.language_model.checkpointing)
 
-    def _set_gradient_checkpointing(
-        self,
-        enable: bool = True,
-        gradient_checkpointing_func: Any = checkpoint,
-        every_n_layers: int = 1,
-    ) -> None:
-        options = getattr(gradient_checkpointing_func, "keywords", {})
-        function = getattr(gradient_checkpointing_func, "func", checkpoint)
-        if every_n_layers != 1 or function is not checkpoint:
-            raise ValueError(
-                "FwlabForCausalLM: expected checkpointing of every layer and no "
-                f"offloading, got every_n_layers={every_n_layers} or offload=True"
-            )
-        if options not in ({}, {"use_reentrant": False}):
-            raise ValueError(
-                "FwlabForCausalLM: expected gradient_checkpointing_kwargs="
-                f"{{'use_reentrant': False}} or none, got {options}"
-            )
-        self.language_model.checkpointing = enable
+    @gradient_checkpointing.setter
+    def gradient_checkpointing(self, enable: bool) -> None:
+        how: Any = self._gradient_checkpointing_func if enable else False
+        self.language_model.checkpointing = how
 
     @can_return_tuple
     def forward(
         self,
-        input_ids: Tensor | None = None,
+        input_ids: Tensor,
         attention_mask: Tensor | None = None,
         cache: FwlabCache | None = None,
         labels: Tensor | None = None,
@@ -560,130 +395,101 @@ class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
         """Logits of the next token at every position.
 
         - `input_ids`: `int64 [batch, time]`.
-        - `attention_mask`: `[batch, past + time]`, 0 = padding, on any side.
+        - `attention_mask`: `[batch, past + time]`, 0 = padding, as `key_mask` of
+          `LanguageModel`.
         - `cache`: what an earlier call returned; None = start of text. Before
           transformers 5.24, its name here and in what is returned was
           `past_key_values`.
-        - `labels`: `int64 [batch, time]`, usually `input_ids`: the loss is
-          that of each token given those before it, without those of -100.
+        - `labels`: `int64 [batch, time]`, usually `input_ids`: the loss is that of each
+          token given those before it, without those of -100.
         - `use_cache`: return a cache; None = no.
         - `logits_to_keep`: only those of this many last tokens, or those at these
           places, `int64 [places]`; 0 = all. The loss is that of all.
         - `cu_seq_lens_q`: the borders of packed documents, as `cu_seqlens` of
           `LanguageModel`; without a cache.
         - `position_ids`: `[batch or 1, time]`, the number of real tokens before each
-          one, as the model counts them itself. Where they begin again, in one row
-          and without a cache, a packed document begins.
-        - `output_hidden_states`: also return what goes into the first block and
-          comes out of each, the last after the norm; None = as in the configuration.
+          one, as the model counts them itself. Where they begin again, in one row and
+          without a cache, a packed document begins.
+        - `output_hidden_states`: also return what goes into the first block and comes
+          out of each, the last after the norm; None = as in the configuration. A mixer
+          that is the whole stack is one block.
         - `kwargs`: for the loss function of transformers (`num_items_in_batch`,
           `ignore_index`, `shift_labels`), and what a collator says of packed documents
           beside their borders.
         - Returns `logits`, with `labels` a `loss`, with a cache `cache`, and
-          `hidden_states`, layers + 1 of `[batch, time, d_model]`.
+          `hidden_states`, blocks + 1 of `[batch, time, d_model]`.
         - Raises `TypeError` for other arguments, and `ValueError` for what this model
-          cannot do: embeddings as inputs, attention weights as outputs, other
-          positions, packed documents with a cache or with a mixer that cannot keep
-          them apart, hidden states with a cache or of a mixer that is the whole stack.
+          cannot do: other positions, and packed documents with a cache or with a mixer
+          that cannot keep them apart.
         """
-        hidden = output_hidden_states
-        if hidden is None:
-            hidden = self.config.output_hidden_states
-        kwargs.setdefault("output_attentions", self.config.output_attentions)
-        _check_arguments(kwargs, cu_seq_lens_q, position_ids)
-        if cache is not None and past_key_values is not None:
-            raise ValueError(
-                "FwlabForCausalLM: expected cache or past_key_values, which are two "
-                "names of the same, got both"
-            )
         cache = past_key_values if cache is None else cache
         if cache is None and use_cache:
             cache = FwlabCache()
-        if input_ids is None:
-            raise ValueError("FwlabForCausalLM: expected input_ids, got none")
-        mask = _check_inputs(input_ids, attention_mask, cache, logits_to_keep)
-        model, time = self.language_model, input_ids.shape[1]
-        if position_ids is not None:
-            cu_seq_lens_q = _borders(
-                position_ids, cu_seq_lens_q, input_ids, mask, cache
-            )
-        if cache is not None and (cu_seq_lens_q is not None or hidden):
-            name = "output_hidden_states" if hidden else "cu_seq_lens_q"
+        kwargs.setdefault("output_attentions", self.config.output_attentions)
+        packed = cu_seq_lens_q is not None or position_ids is not None
+        known = OF_LOSS | OF_PACKING if packed else OF_LOSS
+        mask = _check_inputs(input_ids, attention_mask, cache, kwargs, known)
+        borders = cu_seq_lens_q
+        if borders is None and position_ids is not None:
+            borders = _borders(input_ids, mask, cache, position_ids)
+        if cache is not None and borders is not None:
             raise ValueError(
-                f"FwlabForCausalLM: expected {name} without a cache, got both"
+                "FwlabForCausalLM: expected cu_seq_lens_q without a cache, got both"
             )
-        states: list[Tensor] = []
+        asked = output_hidden_states
+        asked = self.config.output_hidden_states if asked is None else asked
+        hidden: list[Tensor] | None = [] if asked else None
+        model, time, keep = self.language_model, input_ids.shape[1], logits_to_keep
         if cache is None:
-            with _recorded(model, states) if hidden else nullcontext():
-                logits = model(input_ids, cu_seq_lens_q, mask)
-        elif time == 1 and cache.length and mask is None:
+            logits = model(input_ids, borders, mask, hidden=hidden)
+        elif time == 1 and cache.length and mask is None and hidden is None:
             logits, cache.state = model.step(input_ids[:, 0], cache.state)
             logits = logits[:, None]
-        else:
-            one = isinstance(logits_to_keep, int) and logits_to_keep == 1
-            last = one and labels is None  # a loss needs all logits
+        else:  # a loss and hidden states need all tokens
+            last = (
+                isinstance(keep, int)
+                and keep == 1
+                and labels is None
+                and hidden is None
+            )
             logits, cache.state = model.prefill(
-                input_ids, cache.state, key_mask=mask, last=last
+                input_ids, cache.state, mask, last=last, hidden=hidden
             )
             logits = logits[:, None] if last else logits
         if cache is not None:
             cache.length += time
         loss = None
         if labels is not None:
-            size, options = self.config.vocab_size, OF_LOSS & kwargs.keys()
-            given = {name: kwargs[name] for name in options}
+            given = {name: kwargs[name] for name in OF_LOSS & kwargs.keys()}
+            size = self.config.vocab_size
             loss = self.loss_function(logits, labels, vocab_size=size, **given)
-        keep = logits_to_keep
         logits = logits[:, -keep:] if isinstance(keep, int) else logits[:, keep]
         # By place: the third has another name before transformers 5.24.
-        output = CausalLMOutputWithPast(loss, logits, cache)
-        if hidden:
-            states = [_back(x, mask) for x in states]
-            output.hidden_states = (*states[:-1], model.norm(states[-1]))
+        output = CausalLMOutputWithPast(loss, logits, cache)  # type: ignore[arg-type]
+        if hidden is not None:
+            output.hidden_states = tuple(hidden)
         return output
-
-
-def _check_arguments(
-    kwargs: dict[str, Any], cu_seq_lens_q: Tensor | None, position_ids: Tensor | None
-) -> None:
-    """Raise for arguments of `forward` that would do nothing."""
-    for name, why in REFUSED.items():
-        if not (kwargs.get(name) is None or kwargs[name] is False):
-            raise ValueError(f"FwlabForCausalLM: {name} cannot work, because {why}")
-    if unknown := kwargs.keys() - OF_LOSS - OF_PACKING - REFUSED.keys():
-        raise TypeError(
-            "FwlabForCausalLM: expected arguments of forward, got "
-            f"{', '.join(sorted(unknown))}"
-        )
-    given = [name for name in sorted(OF_PACKING) if kwargs.get(name) is not None]
-    if given and cu_seq_lens_q is None and position_ids is None:
-        raise ValueError(
-            "FwlabForCausalLM: expected cu_seq_lens_q, the borders of packed documents, "
-            f"or position_ids, got only {', '.join(given)}"
-        )
-    keys = kwargs.get("cu_seq_lens_k")
-    if keys is not None and cu_seq_lens_q is not None and not keys.equal(cu_seq_lens_q):
-        raise ValueError(
-            "FwlabForCausalLM: expected cu_seq_lens_k to be equal to cu_seq_lens_q, got other values"
-        )
 
 
 def _check_inputs(
     input_ids: Tensor,
     attention_mask: Tensor | None,
     cache: Any,
-    logits_to_keep: int | Tensor,
+    kwargs: dict[str, Any],
+    known: set[str],
 ) -> Tensor | None:
-    """The mask of these tokens, if there is padding among them; raises `ValueError`."""
+    """The mask of these tokens, if there is padding among them; raises for the others."""
+    asked = {name for name, x in kwargs.items() if not (x is None or x is False)}
+    if unknown := asked - known:
+        raise TypeError(
+            "FwlabForCausalLM: expected arguments of forward, which takes no "
+            "inputs_embeds and has no attention weights to return, got "
+            f"{', '.join(sorted(unknown))}"
+        )
     if cache is not None and not isinstance(cache, FwlabCache):
         raise TypeError(
             "FwlabForCausalLM: expected cache to be a FwlabCache, as an earlier call "
             f"returned it, got a {type(cache).__name__}"
-        )
-    if isinstance(logits_to_keep, int) and logits_to_keep < 0:
-        raise ValueError(
-            "FwlabForCausalLM: expected logits_to_keep to be 0 or more, or places, "
-            f"got {logits_to_keep}"
         )
     if attention_mask is None:
         return None
@@ -699,57 +505,30 @@ def _check_inputs(
 
 
 def _borders(
-    position_ids: Tensor,
-    cu_seq_lens_q: Tensor | None,
-    input_ids: Tensor,
-    mask: Tensor | None,
-    cache: FwlabCache | None,
+    input_ids: Tensor, mask: Tensor | None, cache: Any, position_ids: Tensor
 ) -> Tensor | None:
-    """The borders of packed documents whose positions these are; None = one document.
+    """The borders of packed documents, at whose starts positions begin again.
 
-    Raises `ValueError` for positions that the model does not count itself.
+    None for a single document. Raises `ValueError` for positions that the model does
+    not count itself.
     """
-    past = torch.as_tensor(0 if cache is None else cache.past()).view(-1, 1)
-    real = torch.ones_like(input_ids) if mask is None else mask
-    counted = past.to(real.device) + real.cumsum(1) - 1
-    first = position_ids == 0
-    borders = F.pad(first[0].nonzero()[:, 0], (0, 1), value=input_ids.shape[1])
-    right = position_ids.shape in (counted.shape, counted[:1].shape)
-    one = right and not ((position_ids != counted) & real.bool()).any()
-    if right and not one:  # from 0 again in each document
-        steps = (position_ids.diff(dim=1) == 1) | first[:, 1:]
-        right = len(counted) == 1 and mask is None and bool(first[0, 0] and steps.all())
-    if cu_seq_lens_q is not None:
-        right = right and cu_seq_lens_q.unique().equal(borders.to(cu_seq_lens_q))
-    if not right:
+    counted = torch.ones_like(input_ids) if mask is None else mask
+    counted, borders = counted.cumsum(1) - 1, None
+    starts = (position_ids == 0).nonzero()[:, -1]
+    if cache is not None and cache.state is not None:
+        counted += torch.as_tensor(cache.state[0], device=counted.device).view(-1, 1)
+    elif mask is None and len(position_ids) == 1 < len(starts) and not starts[0]:
+        borders = F.pad(starts, (0, 1), value=input_ids.shape[1])
+        counted -= starts.repeat_interleave(borders.diff())
+    fits = position_ids.shape in (counted.shape, counted[:1].shape)
+    real = True if mask is None else mask
+    if not fits or ((position_ids != counted) & real).any():
         raise ValueError(
             "FwlabForCausalLM: expected position_ids that count the real tokens of each "
-            f"row, or of each packed document, got others, of shape "
+            "row, or of each packed document, got others, of shape "
             f"{[*position_ids.shape]}"
         )
-    return borders if cu_seq_lens_q is None and not one else cu_seq_lens_q
-
-
-@contextmanager
-def _recorded(model: LanguageModel, states: list[Tensor]) -> Iterator[None]:
-    """Append what goes into the first block, and what comes out of each."""
-    if not all(isinstance(block, Block) for block in model.blocks):
-        raise ValueError(
-            "FwlabForCausalLM: expected output_hidden_states with a mixer of blocks, got "
-            "one that replaces the whole stack"
-        )
-    hooks = [
-        model.blocks[0].register_forward_pre_hook(lambda _, x: states.append(x[0])),
-        *(
-            block.register_forward_hook(lambda *call: states.append(call[2]))
-            for block in model.blocks
-        ),
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+    return borders
 
 
 AutoConfig.register("fwlab", FwlabConfig, exist_ok=True)
@@ -762,12 +541,12 @@ def from_run(path: str | Path) -> tuple[FwlabForCausalLM, PreTrainedTokenizerFas
     """A run of `fwlab train` as a model of transformers, with its tokenizer.
 
     - `path`: as for `fwlab.training.load`.
-    - Returns both, on the CPU. `save_pretrained` of each into one folder
-      makes a folder that other programs can load after `import fwlab.hf`.
+    - Returns both, on the CPU. `save_pretrained` of each into one folder makes a folder
+      that other programs can load after `import fwlab.hf`.
     - Raises `CheckpointError` as `fwlab.training.load` does.
 
-    The tokenizer splits text into the characters or words of the run. It
-    refuses unknown characters.
+    The tokenizer splits text into the characters or words of the run. It refuses
+    unknown characters.
     """
     from fwlab.training import checkpoint
 
@@ -780,12 +559,13 @@ def from_run(path: str | Path) -> tuple[FwlabForCausalLM, PreTrainedTokenizerFas
 def _tokenizer(vocabulary: Vocabulary) -> PreTrainedTokenizerFast:
     index = {token: i for i, token in enumerate(vocabulary.vocabulary)}
     special = {"unk_token": UNKNOWN} if UNKNOWN in index else {}
-    tokenizer = Tokenizer(models.WordLevel(index, **special))
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(index, **special))
     if isinstance(vocabulary, Characters):
-        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-        tokenizer.decoder = decoders.Fuse()
+        split = tokenizers.pre_tokenizers.Split
+        tokenizer.pre_tokenizer = split(tokenizers.Regex(r"[\s\S]"), "isolated")
+        tokenizer.decoder = tokenizers.decoders.Fuse()
     else:
-        tokenizer.normalizer = normalizers.Replace("\n", f" {END} ")
-        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        tokenizer.normalizer = tokenizers.normalizers.Replace("\n", f" {END} ")
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     options = {"clean_up_tokenization_spaces": False, **special}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options)

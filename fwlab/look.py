@@ -15,7 +15,7 @@ import matplotlib as mpl
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor, nn
+from torch import Tensor
 
 from fwlab import ops, plots
 from fwlab.layers import FastWeightAttention
@@ -57,15 +57,17 @@ class Layer(NamedTuple):
         return math.log(2) / pace.mean(-1), math.log(2) / pace
 
 
-def mixers(model: LanguageModel) -> tuple[dict[int, Any], dict[int, Any]]:
-    """Split the mixers of a model, by number: those that can be watched, and others."""
-    found = {i: getattr(b, "mixer", b) for i, b in enumerate(model.blocks, 1)}
-    watched: dict[int, Any] = {
-        i: mixer
-        for i, mixer in found.items()
-        if isinstance(mixer, FastWeightAttention) and not mixer.has_running_scale
-    }
-    return watched, {i: mixer for i, mixer in found.items() if i not in watched}
+def mixers(model: LanguageModel) -> tuple[dict[int, Any], dict[int, str]]:
+    """Split the mixers of a model, by number: those to watch, and names of others."""
+    watched, others = {}, {}
+    for number, block in enumerate(model.blocks, 1):
+        mixer = getattr(block, "mixer", block)
+        scaled = getattr(mixer, "has_running_scale", False)
+        if isinstance(mixer, FastWeightAttention) and not scaled:
+            watched[number] = mixer
+        else:
+            others[number] = type(mixer).__name__ + " with a running scale" * scaled
+    return watched, others
 
 
 @torch.no_grad()
@@ -107,8 +109,7 @@ def look(
         )
     if first is not None and not 0 <= first < time:
         raise ValueError(f"look: expected first from 0 to {time - 1}, got {first}")
-    watched, others = mixers(model)
-    skipped = {i: _kind(mixer) for i, mixer in others.items()}
+    watched, skipped = mixers(model)
     if not watched:
         found = ", ".join(sorted({*skipped.values()}))
         raise ValueError(f"expected a model with fast weights, got layers of {found}")
@@ -125,19 +126,14 @@ def look(
     return [_watched(i, watched[i], x, first) for i, x in inputs.items()], skipped
 
 
-def _kind(mixer: nn.Module) -> str:
-    """The name of its class; of fast weights, why they are not shown."""
-    fast = isinstance(mixer, FastWeightAttention)
-    return type(mixer).__name__ + " with a running scale" * fast
-
-
 def _watched(number: int, layer: Any, x: Tensor, first: int | None) -> Layer:
     """One layer, token by token, as its `step` computes it.
 
-    Beside its memory runs a second one, which begins with the write of `first` and
-    gets the same keys and gates, but only zeros as values.
+    Beside its memory runs a second one, which begins with the write of `first` and gets
+    the same keys and gates, but only zeros as values.
     """
-    qk, v, _ = layer._project(x)
+    made = layer.to_q(x), layer.to_k(x), layer.to_v(x)
+    qk, v, _ = layer._heads(*made, None)
     q, k = layer._split(layer._features(qk))
     gates = {name: gate(x, k) for name, gate in layer.gates.items()}
     # A state has at least single precision.
@@ -154,22 +150,21 @@ def _watched(number: int, layer: Any, x: Tensor, first: int | None) -> Layer:
         decay = 1 - beta[0]
     decay = decay if decay.dim() == 3 else decay[..., None]
 
-    rule, options = RULES[layer.rule], {}
+    rule = RULES[layer.rule]
+    options: dict[str, Any] = {"return_state": True, "implementation": "naive"}
     if rule.normalize is not None:
         options["normalize"] = layer.normalize
-    options |= {"return_state": True, "implementation": "naive"}
-    q, k = (part.expand(2, *part.shape[1:]) for part in (q, k))
-    gates = {name: gate.expand(2, *gate.shape[1:]) for name, gate in gates.items()}
-    v = torch.cat([v, torch.zeros_like(v)])
+    inputs = {"q": q, "k": k, **gates}
+    inputs = {name: part.expand(2, *part.shape[1:]) for name, part in inputs.items()}
+    inputs["v"] = torch.cat([v, torch.zeros_like(v)])
     W: Any = v.new_zeros(2, *layer.state_shape)
     z, wrote = W[:, :, 0].clone(), W[0]
     norms, kept = [], []
     for t in range(time):
-        at, before = slice(t, t + 1), W
+        before = W
         state = ops.NormalizedState(W, z) if layer.normalize else W
-        now = {name: gate[:, at] for name, gate in gates.items()}
-        parts = (q[:, at], k[:, at], v[:, at])
-        _, W = rule.operation(*parts, **now, state=state, **options)
+        now = {name: part[:, t : t + 1] for name, part in inputs.items()}
+        _, W = rule.operation(**now, state=state, **options)
         if layer.normalize:
             W, z = W
         if t == first:
@@ -186,8 +181,8 @@ def _watched(number: int, layer: Any, x: Tensor, first: int | None) -> Layer:
 class Reading(NamedTuple):
     """A model and the `text` up to the last of its `tokens`, `int64 [time]`.
 
-    `spans`: where each token begins and ends there; `total`: how many tokens the
-    whole text has.
+    `spans`: where each token begins and ends there; `total`: how many tokens the whole
+    text has.
     """
 
     model: LanguageModel
@@ -236,18 +231,18 @@ def occurrences(reading: Reading, name: str | None) -> tuple[str | None, list[in
     occurs twice, and nowhere in small letters. None if there is no such word;
     `ValueError` if a given name occurs less than twice.
     """
-    given = name is not None
-    if name is not None and not name.strip():
-        raise ValueError(f"expected name to be a word, got {name!r}")
+    least = 2
     if name is None:
         words = Counter(re.findall(r"[^\W\d_]{2,}", reading.text))
         frequent = (word for word, count in words.most_common() if count > 1)
         names = (w for w in frequent if w[0].isupper() and w.lower() not in words)
-        name = next(names, None)
-    if name is None:
-        return None, []
+        name, least = next(names, None), 0
+        if name is None:
+            return None, []
+    if not name.strip():
+        raise ValueError(f"expected name to be a word, got {name!r}")
     found = [*re.finditer(rf"(?<!\w){re.escape(name)}(?!\w)", reading.text)]
-    if given and len(found) < 2:
+    if len(found) < least:
         raise ValueError(
             f"expected {name!r} at least twice in the text that is read, "
             f"got {len(found)}"
@@ -299,10 +294,10 @@ def picture(
     beta = torch.cat([layer.beta for layer in layers], 1)
     norm = torch.cat([layer.norm for layer in layers], 1)
     decay = torch.cat([layer.decay.mean(-1) for layer in layers], 1)
-    half, fades = bool((beta > 1).any()), bool((decay < 1).any())
-    maps = (
-        {"half the write strength β": beta / 2} if half else {"write strength β": beta}
-    )
+    fades = bool((decay < 1).any())
+    maps = {"write strength β": beta}
+    if (beta > 1).any():
+        maps = {"half the write strength β": beta / 2}
     if fades:
         maps["decay"] = decay
     maps["norm of W, 1 = the head's maximum"] = norm / norm.amax(0)
@@ -332,11 +327,9 @@ def picture(
             ax.set_xticks([])
             for place in places:
                 ax.axvline(place + 0.5, color=plots.DIGITS, linewidth=1, linestyle=":")
-        words = _labels(reading)
+        words, below = _labels(reading), dict[str, Any](rotation=90, parse_math=False)
         middles = [place + 0.5 for place in words]
-        axes[len(maps) - 1].set_xticks(
-            middles, [*words.values()], rotation=90, parse_math=False
-        )
+        axes[len(maps) - 1].set_xticks(middles, [*words.values()], **below)
         bar = figure.colorbar(axes[0].images[0], ax=axes[0], location="top", aspect=40)
         bar.set_ticks([-1, 0, 1])
         bar.ax.set_facecolor(plots.PAPER)

@@ -58,9 +58,9 @@ def rebuild(state: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The same structure with every tensor changed."""
     if isinstance(state, Tensor):
         return change(state)
-    if isinstance(state, tuple):
+    if isinstance(state, tuple | list):
         made = [rebuild(part, change) for part in state]
-        return type(state)(*made) if hasattr(state, "_fields") else tuple(made)
+        return type(state)(*made) if hasattr(state, "_fields") else type(state)(made)
     return state
 
 

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 RECORDS = Path(__file__).resolve().parents[1] / ".cache" / "tests"
-GROUPS = ("site", "package", "notebooks", "order", "kernels")
+GROUPS = ("site", "package", "notebooks", "kernels")
 PR_SET_CHILD_SUBREAPER = 36  # of linux/prctl.h
 #: Processor time of `work` on the nominal processor, in seconds.
 NOMINAL = 0.022

@@ -29,7 +29,7 @@ class Mutant(NamedTuple):
 
 
 RULES, CHUNKS = "ops/_rules.py", "ops/_chunks.py"
-EFFICIENT = "ops/efficient.py"
+EFFICIENT, TILES = "ops/efficient.py", "ops/aft/full/efficient.py"
 MUTANTS = (
     # Specifications.
     Mutant(
@@ -53,8 +53,8 @@ MUTANTS = (
     Mutant(
         "a window ends one step early",
         "ops/aft/window/naive.py",
-        "at = t - steps[:end, None] == back",
-        "at = (t - steps[:end, None] == back) & (back < s - 1)",
+        "t - steps[: s + t + 1, None] == back",
+        "(t - steps[: s + t + 1, None] == back) & (back < s - 1)",
     ),
     # The frame.
     Mutant(
@@ -89,8 +89,8 @@ MUTANTS = (
     Mutant(
         "scale is squared",
         RULES,
-        "    return y * scale",
-        "    return y * scale * scale",
+        "    return y * (scale.reshape(())",
+        "    return y * scale * (scale.reshape(())",
     ),
     Mutant(
         "the erase key is the key",
@@ -103,6 +103,12 @@ MUTANTS = (
         "feature_maps.py",
         "return _or_inf(total, _LEAST * torch.finfo(wide).tiny)",
         "return total",
+    ),
+    Mutant(
+        "a memory does not fade before a token of the loop",
+        RULES,
+        "faded = W * decays[t].unsqueeze(-2),",
+        "faded = W,",
     ),
     # Efficient forms.
     Mutant(
@@ -164,6 +170,36 @@ MUTANTS = (
         EFFICIENT,
         "total = (sums * x.q).sum(-1, keepdim=True)",
         "total = (before * x.q).sum(-1, keepdim=True)",
+    ),
+    Mutant(
+        "steps behind a row are those before it",
+        "ops/aft/window/efficient.py",
+        "((k, v), (k.flip(1), v.flip(1)))",
+        "((k, v), (k, v))",
+    ),
+    Mutant(
+        "large keys: means of small blocks are lost",
+        TILES,
+        "to_mean.copy_(torch.where(here, means, to_mean))",
+        "pass",
+    ),
+    Mutant(
+        "large keys: gradients of small blocks with another sign",
+        TILES,
+        "slopes[:, :n, :, small].neg()",
+        "slopes[:, :n, :, small].clone()",
+    ),
+    Mutant(
+        "large keys: gradients of values without the mean",
+        TILES,
+        "slant = (values[:, None] - mean).mul_(p)",
+        "slant = values[:, None] * p",
+    ),
+    Mutant(
+        "memories of earlier blocks get no gradient",
+        "ops/feedback/efficient.py",
+        "sums += torch.bmm(pairs[l, ..., :old].mT, x)",
+        "pass",
     ),
     Mutant("a step forgets its strength", EFFICIENT, "k = row(x.strength) * k", "pass"),
     Mutant(

@@ -1,127 +1,35 @@
-"""The benchmark measures what it claims; tests assert no times."""
+"""The benchmarks: what they compute is compared, times are not."""
 
 import json
-import re
+import subprocess
 import sys
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
-from bench import __main__ as run
-from bench import (
-    busy,
-    generation,
-    imports,
-    lengths,
-    peers,
-    published,
-    settings,
-    steps,
-    training,
-)
 
-import fwlab.bench
-from fwlab.bench import aft, decoding, measure, mixers, operations, rules
-from fwlab.bench import case as cases
+from fwlab import cli, ops
+from fwlab.bench import kernels, measure, operations
+from fwlab.bench.problems import problem
 from fwlab.models import MIXERS
-from fwlab.training import Config, threads
+from fwlab.ops._operation import Refused
 
-BENCHES = (busy, generation, imports, lengths, peers, published, steps, training)
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "docs" / "hooks"), str(ROOT / "docs" / "tools")]
+import crossings  # noqa: E402
+import peers  # noqa: E402
+import results as hook  # noqa: E402
 
-
-def test_every_case_is_complete():
-    for case in operations.CASES:
-        assert {"efficient", case.exact} <= {*case.sides}, case.key
-        inputs, dy = case.problem(torch.float32)
-        assert all(x.requires_grad for x in inputs), case.key
-        assert dy.dtype == torch.float32, case.key
-
-
-def test_the_result_is_printed_and_written(tmp_path, capsys):
-    path = tmp_path / "new" / "x.json"
-    fwlab.bench.main(lambda: {"rows": [1]}, path, "fwlab bench")
-    written = json.loads(path.read_text("utf-8"))
-    assert written["rows"] == [1] and written["command"] == "fwlab bench"
-    assert written["machine"] in capsys.readouterr().out
-    fwlab.bench.main(lambda: {}, None, "fwlab bench")
-    assert list(tmp_path.rglob("*.json")) == [path]
+OPS = {name: op for name, op in ops.TABLE.items() if name != "aft_conv2d"}
+KERNELS = {name: op for name, op in OPS.items() if "triton" in op.forms}
+TINY = {"batch": 2, "time": 20, "width": 16, "heads": 2, "window": 4, "layers": 2}
 
 
-@pytest.mark.parametrize("name", run.NAMES)
-def test_the_benchmarks_of_the_repository(name, monkeypatch, capsys):
-    """Each by its name; nothing is written unless asked for."""
-    module = {m.__name__: m for m in BENCHES}[f"bench.{name}"]
-    monkeypatch.setattr(module, "measure", lambda: {name: [1]})
-    monkeypatch.setattr(sys, "argv", ["bench", name])
-    run.main()
-    assert "float32; torch" in capsys.readouterr().out
-    monkeypatch.setattr(run, "RESULTS", Path("nowhere"))
-    seen = []
-    monkeypatch.setattr(
-        fwlab.bench, "main", lambda *arguments: seen.append(arguments[1:])
-    )
-    monkeypatch.setattr(sys, "argv", ["bench", name, "--write"])
-    run.main()
-    command = f"PYTHONPATH=docs/tools python -m bench {name} --write"
-    assert seen == [(Path("nowhere", f"{name}-cpu.json"), command)]
-
-
-def test_the_training_loop_is_measured_beside_a_bare_one(monkeypatch):
-    monkeypatch.setattr(training, "STEPS", 2)
-    small = Config(layers=1, d_model=16, heads=2, block=16, batch=2, steps=9)
-    row = training.run("delta", replace(small, eval_every=9, device="cpu"), rounds=2)
-    ratio = row["tokens_per_second"] / row["bare_tokens_per_second"]
-    assert row["mixer"] == "delta"
-    assert row["times_bare"] == pytest.approx(ratio, abs=2e-3)
-
-
-def test_a_published_model_is_read_by_both(monkeypatch, capsys):
-    """In turns, with the same text; in processes of their own."""
-    monkeypatch.setattr(published, "PROMPT", 9)
-    monkeypatch.setattr(published, "TOKENS", 3)
-    tiny = published.SIZES["tiny"] | {"hidden_size": 32}
-    monkeypatch.setattr(published, "SIZES", {"tiny": tiny})
-    monkeypatch.setattr(published, "ROUNDS", {"tiny": 1})
-
-    def here(module, call, setting):
-        return eval(call, vars(published))  # in processes, the sizes are whole
-
-    monkeypatch.setattr(published, "fresh", here)
-    ours, theirs = published.measure()["rows"]
-    assert (ours["side"], theirs["side"]) == published.SIDES
-    assert ours["equal"] == 1 and ours["first_ms"] > 0 < ours["tokens_per_second"]
-    assert "tokens_per_second" in capsys.readouterr().out
-
-
-def test_imports_are_measured_side_by_side(monkeypatch):
-    assert {"torch", "fwlab", "fwlab --help"} <= set(imports.SIDES)
-    sides = {"torch": ("-c", ""), "fwlab": ("-c", "print()")}
-    monkeypatch.setattr(imports, "SIDES", sides)
-    rows = imports.run(rounds=1)
-    assert [r["import"] for r in rows] == list(sides)
-    assert rows[0]["times_torch"] == 1 and rows[1]["processor_seconds"] >= 0
-    assert len(imports.table(rows)) == 3
-
-
-@pytest.mark.parametrize("op", dict.fromkeys(case.name for case in rules.CASES))
-def test_all_sides_compute_the_same(op):
-    inputs, dy = rules.problem(torch.float64, op=rules.RULES[op], time=40, width=8)
-    sides = {
-        name: side
-        for case in rules.CASES
-        if case.name == op
-        for name, side in case.sides.items()
-    }
-    if op in rules.DENSE:
-        sides["dense"] = rules.DENSE[op]
-    exact = cases.once(sides["naive"], inputs, dy)
-    assert len(exact) == 1 + len(inputs)
-    assert {"naive", "chunked", "efficient"} <= set(sides)
-    for side in sides.values():
-        for a, b in zip(cases.once(side, inputs, dy), exact, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+def call_once(call):
+    """Call, and measure nothing."""
+    call()
+    return None, None
 
 
 def test_peak_memory_is_that_of_the_tensors_alive_at_once():
@@ -145,172 +53,47 @@ def test_operator_calls_of_both_passes():
     assert both >= forward + 3  # ones, expand, product
 
 
-def test_a_small_run(monkeypatch):
-    monkeypatch.setattr(measure, "TURN", 0.01)
-    case = next(c for c in operations.CASES if c.name == "aft_simple")
-    problem = partial(aft.problem, time=256, bias=())
-    rows = cases.run(case._replace(problem=problem, rounds=1))
-    assert [r["side"] for r in rows] == ["naive loop", "efficient"]
-    assert all(r["milliseconds"] > 0 and r["error"] < 1e-5 for r in rows)
-    # The output and three gradients, each of half a MiB, are there at the end.
-    assert all(r["peak_mib"] > 2 for r in rows)
-    text = cases.layout(operations.table(rows), left=3)
-    assert text.splitlines()[0].split()[0] == "operation"
-    assert len({len(line) for line in text.splitlines()}) == 1
-
-
-def test_rows_are_printed_when_they_are_measured(monkeypatch, capsys):
-    """Each case before the next one runs; and all tables have straight columns."""
-    written = []
-
-    def measured(case):
-        """Nothing; it keeps what was printed before."""
-        written.append(capsys.readouterr().out)
-        return [
-            {"case": case.name, "shape": case.shape, "side": side}
-            | dict.fromkeys(
-                ("milliseconds", "fastest", "times_slower", "peak_mib"), 1.0
-            )
-            | {"error": 1e-7}
-            for side in case.sides
-        ]
-
-    model = dict.fromkeys(("d_ff", "parameters", "tokens_per_second"), 10**6)
-    model |= dict.fromkeys(("peak_mib", "operators", "state_size"), 10)
-    models = [{"mixer": name, **model} for name in ("sum", "transformer-xl")]
-    steps = [
-        {
-            "layer": "fast weights, gated_delta",
-            "microseconds": {1: 5.0, 2: 5.0, 3: 6.0},
-        },
-        {"layer": "softmax", "microseconds": {1: 5.0, 2: 5000.0}},
-    ]
-    monkeypatch.setattr(operations, "run", measured)
-    monkeypatch.setattr(mixers, "run", lambda: iter(models))
-    monkeypatch.setattr(decoding, "run", lambda: iter(steps))
-    result = operations.measure()
-    assert (result["mixers"], result["decoding"]) == (models, steps)
-    end = capsys.readouterr().out
-    first, *others = written
-    assert first.splitlines()[-1].startswith("operation ")
-    for case, text in zip(operations.CASES, [*others, end], strict=True):
-        assert text.count(f"{case.name} ") == len(case.sides)
-    tables = re.split(r"\n\n.*\n\n", "".join(written) + end)
-    lengths = [{len(line) for line in table.splitlines()} for table in tables]
-    assert [len(each) for each in lengths[1:]] == [1, 1]
-
-
-@pytest.mark.slow
-def test_busy(monkeypatch):
-    """One process measures; the others say what it would be in other settings."""
-    one, two, asleep = tried = threads.settings(2)
-    monkeypatch.setattr(busy, "ROUNDS", 1)
-    monkeypatch.setattr(busy, "MIXERS", ("softmax",))
-    monkeypatch.setattr(busy, "TOKENS", (64,))
-    monkeypatch.setattr(threads, "settings", lambda most: tried)
-    first = settings.fresh("busy", "milliseconds('softmax', 64, 0)", one.environment())
-    assert first > 0
-    times = {one: first, two: 2 * first, asleep: 1.5 * first}
-
-    def fresh(module, call, setting):
-        by_setting = {str(s.environment()): ms for s, ms in times.items()}
-        return by_setting[str(setting)] if setting else str(asleep)
-
-    monkeypatch.setattr(threads, "times", lambda *_: times)
-    assert busy.chosen("softmax", 64) == str(one)
-    monkeypatch.setattr(busy, "fresh", fresh)
-    rows = busy.run()
-    assert [row["setting"] for row in rows] == [*map(str, tried)]
-    for load in ("quiet", "busy"):
-        assert [row[load] for row in rows] == [*times.values()]
-        assert [row[f"chosen_{load}"] for row in rows] == [None, None, 1.5]
-    assert len({len(row) for row in busy.table(rows)}) == 1
-
-
-def test_decoding(monkeypatch):
-    monkeypatch.setattr(decoding, "STEPS", 2)
-    monkeypatch.setattr(decoding, "ROUNDS", 1)
-    rows = [*decoding.run((3, 5, 9))]
-    assert {row["layer"] for row in rows} == set(decoding.makers(10))
-    for row in rows:
-        grows = row["layer"] in decoding.GROWING
-        assert list(row["microseconds"]) == ([3, 5] if grows else [3, 5, 9])
-        assert all(t > 0 for t in row["microseconds"].values())
-    assert len({len(row) for row in decoding.table(rows, (3, 5, 9))}) == 1
-
-
-def test_generation_by_context(monkeypatch):
-    monkeypatch.setattr(generation, "TOKENS", 2)
-    monkeypatch.setattr(generation, "ROUNDS", 1)
-    rows = generation.run((3, 5))
-    times = generation.by_model(rows)
-    assert list(times) == [*generation.MIXERS, generation.NANOGPT]
-    assert all(list(line) == [3, 5] for line in times.values())
-    assert all(us > 0 for line in times.values() for us in line.values())
-    assert len({len(line) for line in generation.table(rows)}) == 1
-
-
-@torch.no_grad()
-def test_the_cache_of_nanogpt_changes_nothing():
-    cached, past, logits = generation.Cached(6), 0, []
-    tokens = torch.tensor([[3, 1, 4, 1, 5, 9]])
-    for token in tokens.unbind(1):
-        y, past = cached.step(token, past)
-        logits.append(y)
-    whole = cached.model(tokens)
-    torch.testing.assert_close(torch.stack(logits, 1), whole, rtol=2e-5, atol=2e-5)
-
-
-def test_where_a_constant_cost_crosses():
-    lines = {
-        generation.NANOGPT: (2, 4, 8),
-        "delta": (4, 4, 4),
-        "sum": (1, 1, 1),
-        "softmax": (3, 6, 9),
-    }
-    rows = [
-        {"model": name, "context": context, "microseconds": float(us)}
-        for name, line in lines.items()
-        for context, us in zip((64, 128, 256), line, strict=True)
-    ]
-    said = {line[0]: line[-1] for line in generation.table(rows)[1:]}
-    assert said == {
-        generation.NANOGPT: "",
-        "delta": "from 130",
-        "sum": "at every context from 64",
-        "softmax": "not up to 256",
-    }
+def test_the_command_prints_every_row_and_writes_all(tmp_path, monkeypatch, capsys):
+    """One small case, two mixers, one position; all columns are straight."""
+    monkeypatch.setattr(measure, "TURN", 0.0)
+    monkeypatch.setattr(operations, "ROUNDS", 1)
+    monkeypatch.setattr(operations, "STEPS", 1)
+    case = (ops.aft_simple, {"time": 30, "width": 8})
+    monkeypatch.setattr(operations, "CASES", (case,))
+    train, decode = operations.measure_training, operations.measure_decoding
+    monkeypatch.setattr(
+        operations, "measure_training", lambda: train(("softmax", "sum"))
+    )
+    monkeypatch.setattr(operations, "POSITIONS", (2, 3))
+    monkeypatch.setattr(operations, "measure_decoding", lambda: decode((2, 3)))
+    path = tmp_path / "x.json"
+    monkeypatch.setattr(sys, "argv", ["fwlab", "bench", "--out", str(path)])
+    cli.main()
+    result, text = json.loads(path.read_text("utf-8")), capsys.readouterr().out
+    assert [row["side"] for row in result["rows"]] == ["naive", "efficient"]
+    assert all(r["peak_mib"] > 0 and r["error"] < 1e-5 for r in result["rows"])
+    softmax, added = result["mixers"]
+    # The rules of chunks need more operators than PyTorch's one.
+    assert 100 < softmax["operators"] < added["operators"]
+    assert added["parameters"] == pytest.approx(softmax["parameters"], rel=0.02)
+    rows = {row["layer"]: len(row["microseconds"]) for row in result["decoding"]}
+    assert rows["fast weights, delta"] == 2 and rows["softmax"] == 1
+    for table in text.split("\n\n")[2::2]:
+        lines = [line for line in table.splitlines() if "  " in line]
+        assert len(lines) > 2 and len({len(line) for line in lines}) == 1, table
 
 
 def test_models_of_all_mixers_are_equally_large():
     """Within 2 %, not counting position tables."""
-    sizes = {
-        name: mixers.model(name, mixers.equal_d_ff(name)).num_parameters()
-        for name in MIXERS
-    }
+    sizes = {name: operations.new_model(name).num_parameters() for name in MIXERS}
     wanted = dict.fromkeys(MIXERS, sizes["softmax"])
     assert sizes == pytest.approx(wanted, rel=0.02)
 
 
-def test_mixers(monkeypatch):
-    monkeypatch.setattr(mixers, "ROUNDS", 1)
-    monkeypatch.setattr(mixers, "TURN", 0.0)
-    rows = [*mixers.run(("softmax", "sum"))]
-    assert [r["mixer"] for r in rows] == ["softmax", "sum"]
-    assert all(r["tokens_per_second"] > 0 and r["peak_mib"] > 10 for r in rows)
-    # The rules of chunks need more operators than PyTorch's one.
-    assert 100 < rows[0]["operators"] < rows[1]["operators"]
-    assert len({len(row) for row in mixers.table(rows)}) == 1
-
-
 @pytest.mark.parametrize(("mixer", "limit"), [("delta", 1180), ("sum", 810)])
 def test_operators_of_a_short_sequence(mixer, limit):
-    """Softmax attention needs 506, of which 210 are not those of a mixer.
-
-    The sum rule looks at its first keys: tiny ones need units. Every projection is a call
-    of its own, so that what is put around it acts.
-    """
-    step = mixers.Step(partial(mixers.of, mixer))
+    """Softmax attention needs 506, of which 210 are not those of a mixer."""
+    step = operations.TrainingStep(lambda: operations.new_model(mixer))
 
     def both_passes():
         step.model(step.tokens[:, :-1]).sum().backward()
@@ -318,197 +101,199 @@ def test_operators_of_a_short_sequence(mixer, limit):
     assert measure.operator_calls(both_passes) <= limit
 
 
-def test_operators_of_a_short_window():
-    """The dense form needs 132, and is not stable."""
-    comparison = peers.aft_dense(64, 128, 32, peers.Goal(1, 1))
-    ours, _ = cases.calls(peers.case_of(comparison)).values()
-    assert measure.operator_calls(ours) <= 161
+@pytest.mark.parametrize("name", OPS)
+def test_forms_and_pieces_compute_the_same(name, monkeypatch):
+    """The error of a piece is that of the whole: small, and above 0."""
+    monkeypatch.setattr(torch, "bfloat16", torch.float32)
+    monkeypatch.setattr(torch, "float16", torch.float32)
+    row = kernels.measure_row(OPS[name], TINY, "efficient", "cpu", call_once)
+    assert not row["reason"] and not kernels.wrong(row), row
+    assert all(error > 0 for error in row["errors"].values())
+    json.dumps(row, allow_nan=False)
 
 
-GOAL = peers.Goal(1, 1, always=1, why="because")
-SMALL = (
-    peers.gated_delta(2, 70, 2, 8, GOAL),
-    peers.one_step(2, 2, 8, GOAL),
-    peers.qwen_layer(2, 70, 2, 8, GOAL),
-    peers.aft_dense(40, 8, 5, GOAL),
-    peers.aft_dense(40, 8, None, GOAL),
-    peers.normalized_sum(2, 150, 2, 8, "chunks", lambda: peers.sum_chunks, GOAL),
-    peers.normalized_sum(2, 70, 2, 8, "package", peers._fast_transformers, GOAL),
-    peers.dpfp(2, 10, 2, 8, GOAL),
-    peers.qwen("prefill", 40, 2, 16, GOAL),
-    peers.qwen("decoding", 5, 2, 16, GOAL),
-)
+@pytest.mark.parametrize("name", ["delta_rule", "aft_conv", "feedback"])
+@pytest.mark.parametrize("at", [0, 1, -1])
+def test_what_is_wrong_shows(name, at, monkeypatch):
+    """In the output, in a gradient, and where a result is not a number."""
+
+    def once(side, given):
+        found = operations.once(side, given)
+        if side.keywords.get("implementation") == "efficient":
+            found[abs(at)] = found[abs(at)] * (torch.nan if at < 0 else 1.1)
+        return found
+
+    monkeypatch.setattr(kernels, "once", once)
+    row = kernels.measure_row(OPS[name], TINY, "efficient", "cpu", call_once)
+    (why,) = kernels.wrong(row | {"side": "triton"})[:1]
+    assert ("not finite" if at < 0 else "e-0") in why
 
 
-@pytest.mark.parametrize("comparison", SMALL, ids=[c.key for c in SMALL])
-def test_peers_compute_the_same(comparison):
-    try:
-        case = peers.case_of(comparison)
-    except ImportError as error:
-        pytest.skip(f"{error.name} is not installed")
-    assert peers.difference(case) < 1e-5
+def test_limits_are_no_failures(monkeypatch):
+    """What a kernel refuses by design is neither right nor wrong."""
+
+    def refuse(*_):
+        raise Refused("too wide")
+
+    monkeypatch.setattr(kernels, "once", refuse)
+    row = kernels.measure_row(ops.sum_rule, TINY, "triton", "cpu", call_once)
+    assert row["refused"] == "too wide" and row["reason"] is None
+    assert kernels.verdict([row]) == (False, "no kernel was checked")
 
 
-def test_peers_of_training_are_equally_large():
-    models = (peers.NanoGPT(), mixers.of("softmax"))
-    assert len({sum(p.numel() for p in model.parameters()) for model in models}) == 1
+def row_of(side="triton", case="a", ms=1.0, error=1e-3, **more):
+    values = {"op": "delta_rule", "case": case, "shape": {"T": 4096}, "side": side}
+    values |= {"errors": {**dict.fromkeys(kernels.LIMITS), "bfloat16": error}}
+    return values | {"refused": None, "reason": None, "ms": ms, "peak_mib": 2.0} | more
 
 
-def test_a_comparison(monkeypatch):
-    monkeypatch.setattr(measure, "TURN", 0.001)
-    monkeypatch.setattr(peers, "COMPARISONS", SMALL)
-    monkeypatch.setattr(peers, "fresh", lambda _, call, __: eval(call, vars(peers)))
-    row = peers.run(SMALL[4])
-    assert row["difference"] < 1e-5
-    assert 0 < row["worst"] <= row["best"] and row["ratio"] > 0
-    assert {*row["settings"]} == {*settings.SETTINGS}
-    missing = SMALL[0]._replace(theirs=lambda: __import__("no_such_package"))
-    other = peers.run(missing)
-    assert other["reason"] == "no_such_package is not installed"
-    cells = peers.table([row, other])
-    assert len({len(line) for line in cells}) == 1
-    assert "no_such_package is not installed" in cells[2]
+def test_verdict():
+    good = [row_of(), row_of("fla", ms=2.0), row_of("efficient", ms=0.5)]
+    assert kernels.verdict(good) == (
+        True,
+        "right in all 1 cases that the kernels take; faster than fla in 1 of 1; "
+        "faster than efficient in 0 of 1",
+    )
+    failed = row_of(case="b", error=None, ms=None, reason="out of memory")
+    says = "wrong in 1 of 2 cases: b: out of memory"
+    assert kernels.verdict([*good, failed]) == (False, says)
+    # What others do wrong is not ours.
+    assert kernels.verdict([row_of(), row_of("fla", error=1.0)])[0]
 
 
-def spent(ours, theirs, others=0.0, wide=False):
-    sides = [{"milliseconds": ms, "main_thread": ms / 2} for ms in (ours, theirs)]
-    return {"sides": sides, "others": others, "wide": wide}
+def test_a_run_on_a_gpu_is_written_row_by_row_and_goes_on(tmp_path, monkeypatch):
+    """What a run with the same versions has measured is not measured again."""
+    about = {"name": "x", "slug": "x", "capability": (9, 0)}
+    monkeypatch.setattr(kernels, "about_card", lambda: about)
+    monkeypatch.setattr(kernels._triton, "why_not", lambda minimum: None)
+    monkeypatch.setattr(kernels, "cases", lambda: [(ops.sum_rule, TINY)])
+    monkeypatch.setattr(kernels, "provenance", lambda command: {"commit": "c"})
+    asked = []
+
+    def measured(op, size, side, device, clock):
+        asked.append(side)
+        if side == "efficient" and len(asked) < 3:
+            raise KeyboardInterrupt
+        return row_of(side, kernels.key(op, size))
+
+    monkeypatch.setattr(kernels, "measure_row", measured)
+    path = tmp_path / "x.json"
+    with pytest.raises(KeyboardInterrupt):
+        kernels.main(path, "")
+    assert not json.loads(path.read_text("utf-8"))["complete"]
+    assert kernels.main(path, "")
+    assert asked == ["triton", "efficient", "efficient"]
+    result = json.loads(path.read_text("utf-8"))
+    assert result["complete"] and len(result["rows"]) == 2
+
+
+@pytest.mark.parametrize("says", ["there is no GPU", "set this"])
+def test_refusal(tmp_path, monkeypatch, capsys, says):
+    """Exit code 2, one sentence, nothing written."""
+    monkeypatch.chdir(tmp_path)
+    if says == "set this":
+        monkeypatch.setattr(kernels._triton, "why_not", lambda minimum: says)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["fwlab", "bench", "--gpu"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    out, err = capsys.readouterr()
+    assert ended.value.code == 2 and not out and says in err
+    assert not list(tmp_path.iterdir())
+
+
+def recurrent(q, k, v, g=None, beta=None, scale=None):
+    """A rule in the conventions of flash-linear-attention, step by step."""
+    scale = k.shape[-1] ** -0.5 if scale is None else scale
+    S, o = k.new_zeros(*k.shape[::2], k.shape[-1], v.shape[-1]), []
+    for t in range(q.shape[1]):
+        if g is not None:
+            S = S * g[:, t].exp()[..., None, None]
+        new = v[:, t]
+        if beta is not None:
+            held = torch.einsum("bhk,bhkv->bhv", k[:, t], S)
+            new = beta[:, t, :, None] * (new - held)
+        S = S + k[:, t, :, :, None] * new[:, :, None]
+        o.append(scale * torch.einsum("bhk,bhkv->bhv", q[:, t], S))
+    return torch.stack(o, 1), None
+
+
+def test_the_peer_computes_the_same(monkeypatch):
+    """Output and gradients of the loops, from functions with its conventions."""
+    for kind in ("simple_gla", "delta_rule", "gated_delta_rule"):
+        module = ModuleType(f"fla.ops.{kind}")
+        setattr(module, f"chunk_{kind}", recurrent)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(kernels, "version", lambda package: "1")
+    with_peer = {name: kernels.peer(name) for name in KERNELS if kernels.peer(name)}
+    assert len(with_peer) == 5
+    for name, theirs in with_peer.items():
+        given = problem(OPS[name], torch.float64, time=20, width=8)
+        found = operations.once(theirs, given)
+        wanted = operations.once(
+            lambda *x, call=given.call: call(*x, implementation="naive"), given
+        )
+        for a, b in zip(found, wanted, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+def test_a_name_is_imported_only_when_a_kernel_runs():
+    """Neither the kernels nor flash-linear-attention."""
+    code = (
+        "import sys, fwlab.bench.kernels\n"
+        "assert not [m for m in sys.modules if m in ('fla', 'triton')]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_page_of_a_gpu(tmp_path, monkeypatch):
+    class Page:
+        class file:
+            src_uri = "results.md"
+
+    def page():
+        text = (ROOT / "docs" / "results.md").read_text("utf-8")
+        return hook.on_page_markdown(text, Page, None, None)
+
+    monkeypatch.setattr(hook, "RESULTS", tmp_path)
+    assert "Not yet benchmarked on a GPU." in page()
+    stored = json.loads((ROOT / "docs/results/gpu-nvidia-h200.json").read_text("utf-8"))
+    (tmp_path / "gpu-nvidia-h200.json").write_text(json.dumps(stored))
+    assert "Not yet benchmarked" not in page() and "### NVIDIA H200" in page()
+
+
+SMALL = {
+    "gated_delta": (2, 70, 2, 8),
+    "aft_full": (40, 8),
+    "normalised_sum": (2, 128, 2, 8),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_peers_compute_the_same(name):
+    torch.manual_seed(0)
+    ours, theirs = getattr(peers, name)(*SMALL[name]).values()
+    torch.manual_seed(0)
+    for a, b in zip(ours(), theirs(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+@torch.no_grad()
+def test_the_cache_of_nanogpt_changes_nothing():
+    torch.manual_seed(0)
+    model, tokens = peers.NanoGPT(6), torch.randint(65, (1, 6))
+    steps = [model(token, past) for past, token in enumerate(tokens.split(1, 1))]
+    torch.testing.assert_close(torch.cat(steps, 1), model(tokens), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("asleep", "spinning", "verdict", "reason"),
+    ("ours", "theirs", "at", "says"),
     [
-        (spent(2, 4), spent(1, 2), "yes", None),
-        # Each at its best: 1 against 3, though 4 against 3 in one setting.
-        (spent(4, 3), spent(1, 4), "no", "because"),
-        (spent(4, 3), spent(4, 3), "no", "because"),
-        (spent(2, 4, others=1.0), spent(1, 2), "loaded", None),
+        ({64: 1, 256: 1}, {64: 2, 256: 2}, 64, "at every length from T = 64"),
+        ({64: 2, 256: 1}, {64: 1, 256: 2}, 128, "from T = 130"),
+        ({64: 1, 256: 2}, {64: 2, 256: 1}, None, "not up to T = 256"),
     ],
 )
-def test_each_side_counts_at_its_best_setting(
-    monkeypatch, asleep, spinning, verdict, reason
-):
-    by_setting = {"PASSIVE": asleep, "ACTIVE": spinning}
-    monkeypatch.setattr(peers, "SETTINGS", {k: {"OMP": k} for k in by_setting})
-    monkeypatch.setattr(peers, "fresh", lambda _, __, given: by_setting[given["OMP"]])
-    row = peers.run(SMALL[7])
-    assert (peers.verdict(row), row["reason"]) == (verdict, reason)
-    best = [
-        min(s["sides"][side]["milliseconds"] for s in by_setting.values())
-        for side in (0, 1)
-    ]
-    assert row["ratio"] == pytest.approx(best[1] / best[0])
-
-
-def test_a_loaded_row_is_measured_again(monkeypatch):
-    tries = [spent(1, 2, others=2.0), spent(1, 2, wide=True), spent(1, 2, others=2.0)]
-    left = iter(tries)
-    monkeypatch.setattr(peers, "COMPARISONS", SMALL)
-    monkeypatch.setattr(peers, "times", lambda case: next(left))
-    assert peers.measured(SMALL[7].key) == tries[1]
-    left = iter([spent(1, 2), *tries])
-    assert peers.measured(SMALL[7].key) == spent(1, 2)
-
-
-def test_rows_that_miss_say_why():
-    """In the committed file."""
-    rows = json.loads((run.RESULTS / "peers-cpu.json").read_text("utf-8"))["peers"]
-    assert [row["work"] for row in rows] == [c.name for c in peers.COMPARISONS]
-    for row in rows:
-        missed = row.get("ratio", 0) < row["must"] or row["worst"] < row["always"]
-        assert bool(row["reason"]) == missed, row["work"]
-
-
-def test_a_setting_is_a_process_of_its_own(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    call = "os.environ.get('OMP_NUM_THREADS', 'not set')"
-    assert settings.fresh("settings", call, {}) == "not set"
-    before = settings.busy_seconds()
-    assert before is None or before > 0
-
-
-def test_steps_by_length(monkeypatch):
-    monkeypatch.setattr(steps, "TIMES", (32,))
-    monkeypatch.setattr(steps, "MIXERS", ("softmax", "sum"))
-    monkeypatch.setattr(steps, "ROUNDS", 1)
-    monkeypatch.setattr(steps, "TURN", 0.0)
-    measured = steps.milliseconds(32, ("softmax", "sum"))
-    assert all(ms > 0 for ms in measured.values())
-    monkeypatch.setattr(steps, "fresh", lambda *_: {"softmax": 2.0, "sum": 3.0})
-    rows = steps.run()
-    assert [row["softmax_steps"] for row in rows] == [1.0, 1.5]
-    assert steps.table(rows)[1:] == [["softmax", "1.00"], ["sum", "1.50"]]
-
-
-def test_names_are_unique():
-    for cases_ in (operations.CASES, peers.COMPARISONS):
-        assert len({case.key for case in cases_}) == len(cases_)
-    assert all(c.goal.must <= c.goal.aim for c in peers.COMPARISONS)
-
-
-def test_lengths_have_every_operation_and_its_dense_form():
-    forms = {(form.op, form.form) for form in lengths.FORMS}
-    assert len(forms) == len(lengths.FORMS)
-    aft = {"aft_simple", "aft_full", "aft_local"}
-    assert {op for op, form in forms if form == lengths.DENSE} == {*rules.DENSE, *aft}
-    assert {op for op, _ in forms} == {*rules.RULES} | aft | {lengths.SOFTMAX}
-
-
-@pytest.mark.parametrize("op", ["aft_simple", "aft_full", "aft_local"])
-def test_dense_forms_of_aft_compute_the_same(op):
-    ours, dense = (form for form in lengths.FORMS if form.op == op)
-    inputs, dy = ours.problem(batch=2, time=16)  # the window is longer
-    a, b = (cases.once(form.side, inputs, dy) for form in (ours, dense))
-    for x, y in zip(a, b, strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
-
-
-def test_lengths(monkeypatch):
-    monkeypatch.setattr(lengths, "ROUNDS", 1)
-    monkeypatch.setattr(lengths, "TURN", 0.0)
-    rows = lengths.sweep([(1, 16), (1, 32)])
-    assert len(rows) == 2 * len(lengths.FORMS)
-    assert all(r["milliseconds"] > 0 and r["reason"] is None for r in rows)
-    # Everything left out from the second length on.
-    monkeypatch.setattr(lengths, "LIMIT", 0)
-    monkeypatch.setattr(lengths, "FORMS", lengths.FORMS[:2] + lengths.FORMS[-1:])
-    rows = lengths.sweep([(1, 16), (1, 32)])
-    assert [r["milliseconds"] is None for r in rows] == [False] * 3 + [True] * 3
-    assert all(r["reason"].startswith("would need up to") for r in rows[3:])
-    cells = lengths.table(rows, "T")
-    assert [line[-1] for line in cells[1:]] == ["-"] * 3
-    assert len({len(line) for line in cells}) == 1
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "at"),
-    [
-        # Quadratic against linear: equal at 50.
-        ({20: 20, 40: 40, 80: 80}, {20: 8, 40: 32, 80: 128}, 50),
-        ({20: 1, 40: 2}, {20: 2, 40: 4}, 20),
-        ({20: 2, 40: 4}, {20: 1, 40: 2, 80: 9}, None),
-        # Twice: what counts is where it stays faster.
-        ({10: 1, 20: 4, 40: 4}, {10: 2, 20: 2, 40: 8}, 800**0.5),
-    ],
-)
-def test_crossing(ours, theirs, at):
-    assert lengths.crossing(ours, theirs) == pytest.approx(at)
-
-
-def test_crossings_in_words():
-    measured = {
-        ("sum_rule", "fwlab"): (1, 64),
-        ("sum_rule", "dense"): (0.5, 2048),
-        ("kimi_delta_rule", "fwlab"): (2, 99),
-        ("softmax_attention", "fwlab"): (2, 98),
-    }
-    rows = [
-        {"op": op, "form": form, "batch": 4, "T": T, "milliseconds": time}
-        for (op, form), times in measured.items()
-        for T, time in zip((16, 1024), times, strict=True)
-    ]
-    first, second = lengths.crossings(rows)
-    assert lengths.said(first["dense"]) == "from T = 32"
-    assert lengths.said(first["softmax"]) == "at every length from T = 16"
-    assert lengths.said(second["dense"]) == "no dense form"
-    assert lengths.said(second["softmax"]) == "not up to T = 1,024"
+def test_crossing(ours, theirs, at, says):
+    found = crossings.crossing(ours, theirs)
+    assert found == pytest.approx(at) and crossings.in_words(found, 64, 256) == says

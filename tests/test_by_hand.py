@@ -9,7 +9,6 @@ from math import inf, log
 
 import pytest
 import torch
-from accelerator import DEVICE, Accelerator
 from torch import Tensor
 
 from fwlab import ops
@@ -372,20 +371,6 @@ def test_aft_image(implementation):
     # 45 + 4 + 2 * 4 = 57 over 15. Pixel 3: itself, 2 and 6: 45 + 12 + 2 + 12 = 71 over
     # 16.
     same(y.flatten()[[0, 2, 4]], [57 / 30, 71 / 32, 94 / 38])
-
-
-def test_aft_tables_are_where_the_inputs_are():
-    """On a device that refuses tensors of the CPU, as a GPU does."""
-    how, band = {"implementation": "naive"}, double([[2, 3, 5]] * 3).log()
-    pixels = torch.zeros(1, 3, 3, 1, 1, dtype=torch.float64)
-    with Accelerator():
-        q, k, v, band, pixels = (x.to(DEVICE) for x in (Q, K, V, band, pixels))
-        y = ops.aft_local(q, k, v, band[:, :2], **how)
-        same(y.cpu().flatten(), [3, 33 / 7, 387 / 26])
-        y = ops.aft_local(q, k, v, band, causal=False, **how)
-        same(y.cpu().flatten(), [37 / 5, 129 / 11, 387 / 26])
-        y = ops.aft_conv2d(pixels, pixels, pixels, pixels[0, ..., 0, 0][None], **how)
-        same(y.cpu().flatten(), [0] * 9)
 
 
 # --- features ----------------------------------------------------------

@@ -1,67 +1,36 @@
 """Published checkpoints: `models.load` gives the model that wrote them.
 
-Those of transformers are tiny random models, saved by it. Those of
-flash-linear-attention are compared with a plain loop over their tensors.
+Those of transformers are tiny random models, saved by it. They compute parts in
+float32; for float64 the module's own source is run once more, with float64 in the
+place of float32. Those of flash-linear-attention are compared with a plain loop over
+their tensors.
 """
 
+import inspect
 import json
 import re
-import shutil
+import sys
+import types
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
 import torch
-from alike import error, refuses
+from alike import error, random, refuses
+from published import VOCABULARY, tiny
 from safetensors.torch import load_file, save_file
 from terminal import fwlab
 from torch.nn import functional as F
 
+from fwlab.feature_maps import Identity
+from fwlab.layers import FastWeightAttention
+from fwlab.layers.fast_weight_attention import PRESETS
 from fwlab.models import LanguageModel, families, load
 
-transformers = pytest.importorskip("transformers")
-VOCABULARY = 61
-SIZES = {
-    **{"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48},
-    **{"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2},
-    **{"pad_token_id": None, "bos_token_id": None, "eos_token_id": None},
-}
-#: Two keys, four values: each key head has two.
-LINEAR = {
-    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
-    **{"linear_key_head_dim": 6, "linear_value_head_dim": 8},
-}
-QWEN = SIZES | LINEAR | {"head_dim": 8}
-SEEING = {
-    **{"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2},
-    **{"out_hidden_size": 32, "num_position_embeddings": 4},
-}
-OLMO = SIZES | LINEAR | {"linear_num_value_heads": 2}
-KIMI = SIZES | {
-    **{"linear_num_heads": 2, "linear_head_dim": 8, "num_key_value_heads": 4},
-    **{"kv_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8},
-    **{"v_head_dim": 6, "mlp_layer_types": ["dense"] * 4},
-    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
-}
-BARE = {"rope_parameters": {"rope_type": "default", "rope_theta": None}}
-#: Family, model and configuration of transformers, and its values.
-CASES = {
-    "qwen3.5": ("Qwen3_5ForCausalLM", "Qwen3_5TextConfig", QWEN),
-    "qwen3.5-sees": (
-        "Qwen3_5ForConditionalGeneration",
-        "Qwen3_5Config",
-        {"text_config": QWEN, "vision_config": SEEING, "tie_word_embeddings": True},
-    ),
-    "qwen3-next": (
-        "Qwen3NextForCausalLM",
-        "Qwen3NextConfig",
-        QWEN | {"mlp_only_layers": [0, 1, 2, 3]},
-    ),
-    "olmo-hybrid": ("OlmoHybridForCausalLM", "OlmoHybridConfig", OLMO | BARE),
-    "olmo-hybrid-rope": ("OlmoHybridForCausalLM", "OlmoHybridConfig", OLMO),
-    "kimi": ("KimiLinearForCausalLM", "KimiLinearConfig", KIMI),
-}
-SHARDED = {"qwen3.5-sees", "qwen3-next", "olmo-hybrid-rope"}
+#: What loads, and two forms of it.
+CASES = ("qwen3_5", "qwen3_5-sees", "olmo_hybrid", "olmo_hybrid-bare")
+SHARDED = {"qwen3_5-sees", "olmo_hybrid"}
 cases = pytest.mark.parametrize("case", CASES)
 
 
@@ -71,19 +40,12 @@ def made(tmp_path_factory):
 
     @cache
     def make(case):
-        model, config, values = CASES[case]
-        torch.manual_seed(0)
-        theirs = getattr(transformers, model)(getattr(transformers, config)(**values))
-        with torch.no_grad():
-            for weight in theirs.parameters():
-                weight.add_(
-                    torch.randn_like(weight) * (0.15 if weight.dim() > 1 else 0.3)
-                )
+        theirs = tiny(case, noise=0.15)
         folder = tmp_path_factory.mktemp(case)
         size = {"max_shard_size": "40KB"} if case in SHARDED else {}
         theirs.save_pretrained(folder, **size)
         assert (folder / "model.safetensors.index.json").exists() == bool(size)
-        return theirs.eval(), folder
+        return theirs, folder
 
     return make
 
@@ -93,6 +55,18 @@ def prompt(batch=2, time=23):
     return torch.randint(VOCABULARY, (batch, time), generator=generator)
 
 
+def in_double(module):
+    """A module of transformers with float64 in the place of float32."""
+    source = inspect.getsource(module).replace(".float()", ".double()")
+    source = source.replace("torch.float32", "torch.float64")
+    source = source.replace("torch.float)", "torch.float64)")
+    twin = types.ModuleType(f"{module.__name__}_in_float64")
+    twin.__package__, twin.__file__ = module.__package__, module.__file__
+    sys.modules[twin.__name__] = twin
+    exec(compile(source, module.__file__, "exec"), vars(twin))
+    return twin
+
+
 @cases
 @torch.no_grad()
 def test_logits(made, case):
@@ -100,6 +74,79 @@ def test_logits(made, case):
     ours = load(folder)
     assert isinstance(ours, LanguageModel) and not ours.training
     assert error(ours(prompt()), theirs(prompt()).logits) < 1e-5
+
+
+@pytest.mark.parametrize("case", sorted({*CASES} - {"qwen3_5-sees"}))
+def test_logits_and_all_gradients_in_double(made, case, tmp_path):
+    """Gradients of theirs are saved, and loaded, as weights are."""
+    (single, folder), dtype = made(case), torch.float64
+    twin = in_double(sys.modules[type(single).__module__])
+    theirs = getattr(twin, type(single).__name__)(single.config).double().eval()
+    theirs.load_state_dict(single.state_dict())
+    ours = load(folder, dtype)
+    found, wanted = ours(prompt()), theirs(prompt()).logits
+    assert wanted.dtype == dtype and error(found, wanted) < 1e-9
+    r = torch.randn(
+        found.shape, dtype=dtype, generator=torch.Generator().manual_seed(2)
+    )
+    (found * r).sum().backward()
+    (wanted * r).sum().backward()
+    gradients = {
+        name: torch.zeros_like(x) if x.grad is None else x.grad
+        for name, x in theirs.named_parameters()
+    }
+    theirs.save_pretrained(tmp_path, state_dict=gradients)
+    wanted = dict(load(tmp_path, dtype).named_parameters())
+    for name, weight in ours.named_parameters():
+        # Norms that multiply by 1 + weight have that 1 in the place of their gradient.
+        one = int("qwen" in case and "norm" in name and "out_norm" not in name)
+        assert error(weight.grad, wanted[name] - one) < 1e-9, name
+
+
+def test_the_layer_of_kimi_linear():
+    """Its output and all gradients, of the weights that the page of layers names."""
+    from transformers.models.kimi_linear import KimiLinearConfig, modeling_kimi_linear
+
+    sizes = {"hidden_size": 32, "linear_num_heads": 2, "linear_head_dim": 8}
+    config = KimiLinearConfig(**sizes)
+    torch.manual_seed(0)
+    theirs = in_double(modeling_kimi_linear).KimiLinearDeltaAttention(config, 0)
+    ours = FastWeightAttention.like("kimi", 32, 2, head_width=8).double()
+    names = {
+        "to_q.weight to_k.weight to_v.weight": "q_proj k_proj v_proj",
+        "conv.weight": "conv1d",
+        "gates.beta.projection.weight": "b_proj",
+        "gates.log_decay.projection.0.weight": "f_a_proj",
+        "gates.log_decay.projection.1.weight": "f_b_proj",
+        "gates.log_decay.log_rate": "A_log",
+        "gates.log_decay.bias": "dt_bias",
+        "out_norm.weight": "o_norm",
+        "to_gate.0.weight to_gate.1.weight": "g_a_proj g_b_proj",
+        "to_out.weight": "o_proj",
+    }
+    pairs = [
+        (a, b)
+        for k, v in names.items()
+        for a, b in zip(k.split(), v.split(), strict=True)
+    ]
+    found = {
+        name.removesuffix(".weight").split(".")[-1]: x
+        for name, x in theirs.double().named_parameters()
+    }
+    weights = dict(ours.named_parameters())
+    assert weights.keys() == dict(pairs).keys() and {*found} == {b for _, b in pairs}
+    with torch.no_grad():
+        for name, there in pairs:
+            found[there].copy_(random(*found[there].shape, seed=len(name), scale=0.3))
+            weights[name].copy_(found[there].view_as(weights[name]))
+    x, r = random(2, 23, 32), random(2, 23, 32, seed=1)
+    y, wanted = ours(x), theirs(x)
+    assert error(y, wanted) < 1e-10
+    (y * r).sum().backward()
+    (wanted * r).sum().backward()
+    for name, there in pairs:
+        wanted = found[there].grad.view_as(weights[name])
+        assert error(weights[name].grad, wanted) < 1e-9, name
 
 
 @cases
@@ -270,7 +317,8 @@ def test_models_of_flash_linear_attention(tmp_path, case):
     """Logits; and what is said greedily is what theirs finds most likely."""
     config = FLA_CASES[case]
     weights = fla_weights(config)
-    ours = load(saved(tmp_path, config, weights))
+    ours = load(saved(tmp_path, config, weights), torch.float64)
+    weights = {name: weight.double() for name, weight in weights.items()}
     _, state = ours.prefill(prompt()[:, :5])
     logits, state = ours.prefill(prompt()[:, 5:], state, last=True)
     text = [prompt()]
@@ -279,13 +327,13 @@ def test_models_of_flash_linear_attention(tmp_path, case):
         logits, state = ours.step(text[-1][:, 0], state)
     text = torch.cat(text, 1)
     wanted = fla_logits(weights, config, text)
-    assert error(ours(text), wanted) < 1e-5
+    assert error(ours(text), wanted) < 1e-9
     assert torch.equal(wanted[:, 22:-1].argmax(-1), text[:, 23:])
 
 
 def test_weights_stay_in_the_file(made):
     """Three matrices of one tensor are views of it, not copies."""
-    _, folder = made("qwen3.5")
+    _, folder = made("qwen3_5")
     mixer = load(folder).blocks[0].mixer
     first = mixer.to_q.weight.untyped_storage().data_ptr()
     assert mixer.to_k.weight.untyped_storage().data_ptr() == first
@@ -294,7 +342,7 @@ def test_weights_stay_in_the_file(made):
 
 @torch.no_grad()
 def test_dtypes(made):
-    theirs, folder = made("qwen3.5")
+    theirs, folder = made("qwen3_5")
     half = load(folder, torch.bfloat16)
     assert {weight.dtype for weight in half.parameters()} == {torch.bfloat16}
     wanted = theirs(prompt()).logits
@@ -305,7 +353,7 @@ def test_dtypes(made):
 
 
 def test_half_precision_stays_as_it_is(made, tmp_path):
-    _, folder = made("qwen3.5")
+    _, folder = made("qwen3_5")
     weights = load_file(folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())
     half = {name: weight.bfloat16() for name, weight in weights.items()}
@@ -317,6 +365,7 @@ def test_half_precision_stays_as_it_is(made, tmp_path):
 
 
 SHARDS = "model.safetensors.index.json"
+NORM = "model.layers.0.input_layernorm.weight"
 
 
 def changed(**values):
@@ -329,150 +378,62 @@ def changed(**values):
     return change
 
 
-def weights_changed(change):
-    """A change of the tensors of the first shard."""
-
-    def apply(folder):
-        path = sorted(folder.glob("*.safetensors"))[0]
-        weights = load_file(path)
-        change(weights)
-        save_file(weights, path)
-
-    return apply
-
-
-def narrowed(weights):
-    weights[NORM] = weights[NORM][:5].clone()
-
-
-def quantised(weights):
-    weights[NORM] = weights[NORM].to(torch.int8)
-
-
-def exchanged(weights):
-    weights["model.layers.9.surprise"] = weights.pop(NORM)
-
-
 def first_shard(folder):
     return sorted(folder.glob("*.safetensors"))[0]
 
 
+def norm_changed(change, name=NORM):
+    """A change of a tensor, or of its name."""
+
+    def apply(folder):
+        for path in folder.glob("*.safetensors"):
+            if NORM in (weights := load_file(path)):
+                weights[name] = change(weights.pop(NORM))
+                save_file(weights, path)
+
+    return apply
+
+
 def cut(folder):
-    path = first_shard(folder)
-    path.write_bytes(path.read_bytes()[:-10])
-
-
-def without(name):
-    return lambda folder: (folder / name).unlink()
+    first_shard(folder).write_bytes(first_shard(folder).read_bytes()[:-10])
 
 
 def written(name, text):
     return lambda folder: (folder / name).write_text(text)
 
 
-NORM = "model.layers.0.input_layernorm.weight"
-BAD = {
-    "no config": (without("config.json"), r"config\.json, got no such file"),
-    "no JSON": (written("config.json", "{"), r"config\.json is damaged: no JSON"),
-    "a list": (written("config.json", "[]"), r"config\.json: expected model_type"),
-    "model_type": (
-        changed(model_type="llama"),
-        r"config\.json: expected model_type to be one of qwen3_5, .*got 'llama'",
-    ),
-    "a model_type that is no text": (
-        changed(model_type=["qwen3_next"]),
-        r"config\.json: expected model_type to be one of qwen3_5, ",
-    ),
-    "a text model that is none": (
-        changed(text_config=3),
-        r"config\.json: expected text_config to be an object, got 3",
-    ),
-    "a text for a number": (
-        changed(num_hidden_layers="4"),
-        r"config\.json is damaged: 'str' object",
-    ),
-    "a width of 0": (
-        changed(linear_key_head_dim=0),
-        r"config\.json is damaged: division by zero",
-    ),
-    "a list for values": (
-        changed(rope_parameters=[1]),
-        r"config\.json is damaged: 'list' object",
-    ),
-    "no width": (
-        changed(hidden_size=None),
-        r"config\.json: expected hidden_size, got none",
-    ),
-    "a bad size": (
-        changed(linear_num_value_heads=3),
-        r"config\.json is not supported: .*value_heads",
-    ),
-    "activation": (
-        changed(hidden_act="gelu"),
-        r"config\.json: expected hidden_act to be 'silu', .*got 'gelu'",
-    ),
-    "positions": (
-        changed(rope_parameters={"rope_type": "yarn"}),
-        r"config\.json: expected rope_type to be 'default', .*got 'yarn'",
-    ),
-    "layer types": (
-        changed(layer_types=["full_attention"]),
-        r"config\.json: expected layer_types to be 4 of",
-    ),
-    "experts": (
-        changed(mlp_only_layers=[0, 2]),
-        r"config\.json: expected layers without experts, .*got 2 layers",
-    ),
-    "quantised": (
-        changed(quantization_config={"bits": 4}),
-        r"config\.json: expected weights that are not quantised",
-    ),
-    "quantised weights": (
-        weights_changed(quantised),
-        rf"model-.*safetensors: .*not quantised .*got {NORM} in I8",
-    ),
-    "a missing shard": (
-        lambda folder: first_shard(folder).unlink(),
-        r"weights .*/model-00001-of-.*safetensors, got no such file",
-    ),
-    "a cut shard": (cut, r"model-00001-of-.*safetensors is damaged or cut"),
-    "no index": (without(SHARDS), r"weights .*/model.safetensors, got no such file"),
-    "an index without files": (written(SHARDS, "{}"), r"index\.json is damaged"),
-    "an index that leads away": (
-        written(SHARDS, '{"weight_map": {"a": "../a.safetensors"}}'),
-        r"index\.json is damaged",
-    ),
-    "a wrong shape": (
-        weights_changed(narrowed),
-        rf"model-.*safetensors: expected {NORM} of shape \[32\], got \[5\]",
-    ),
-    "names": (
-        weights_changed(exchanged),
-        rf"index\.json: .*got {NORM} missing, and model.layers.9.surprise superfluous",
-    ),
-}
+#: Changes of a folder, and what is said of config.json, of a shard or of the index.
+BAD = [
+    (lambda folder: (folder / "config.json").unlink(), "config.json, got no such file"),
+    (written("config.json", "{"), "config.json is damaged: no JSON"),
+    (written("config.json", "[]"), "config.json: expected model_type"),
+    (changed(model_type="llama"), "model_type to be one of qwen3_5, .*got 'llama'"),
+    (changed(text_config=3), "config.json: expected text_config to be an object, got 3"),
+    (changed(num_hidden_layers="4"), "config.json is damaged: 'str' object"),
+    (changed(linear_key_head_dim=0), "config.json is damaged: division by zero"),
+    (changed(hidden_size=None), "config.json: expected hidden_size, got none"),
+    (changed(linear_num_value_heads=3), "config.json is not supported: .*value_heads"),
+    (changed(hidden_act="gelu"), "expected hidden_act to be 'silu', .*got 'gelu'"),
+    (changed(rope_parameters={"rope_type": "yarn"}), "rope_type to be 'default', .*'yarn'"),
+    (changed(layer_types=["full_attention"]), "expected layer_types to be 4 of"),
+    (changed(model_type="qwen3_next"), "got 'qwen3_next': for a model with experts, see fwlab.hf.patch"),
+    (changed(quantization_config={"bits": 4}), "config.json: .* are not quantised"),
+    (norm_changed(lambda x: x.to(torch.int8)), rf"safetensors: .*not quantised .*got {NORM} in torch.int8"),
+    (lambda folder: first_shard(folder).unlink(), "weights .*00001-of-.*, got no such file"),
+    (cut, "model-00001-of-.*safetensors is damaged or cut"),
+    (lambda folder: (folder / SHARDS).unlink(), "weights .*/model.safetensors, got no such file"),
+    (written(SHARDS, "{}"), "index.json is damaged"),
+    (written(SHARDS, '{"weight_map": {"a": "../a.safetensors"}}'), "index.json is damaged"),
+    (norm_changed(lambda x: x[:5].clone()), rf"index.json: expected {NORM} of shape \[32\], got \[5\]"),
+    (norm_changed(lambda x: x, "model.surprise"), rf"index.json: .*got {NORM} missing, and model.surprise superfluous"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_bad_folders(made, tmp_path, case):
-    change, message = BAD[case]
-    _, folder = made("qwen3-next")
-    copy = tmp_path / "model"
-    shutil.copytree(folder, copy)
-    # The test of names finds its tensor in the first shard.
-    assert NORM in load_file(first_shard(copy))
-    change(copy)
-    refuses(lambda: load(copy), message, (ValueError, OSError))
-
-
-def test_kimi_is_refused(made, tmp_path):
-    _, folder = made("kimi")
-    shutil.copytree(folder, tmp_path / "model")
-    changed(kv_lora_rank=-1)(tmp_path / "model")
-    refuses(lambda: load(tmp_path / "model"), r"config\.json is not supported: .*-1")
-    changed(kv_lora_rank=12)(tmp_path / "model")
-    changed(mlp_layer_types=None)(tmp_path / "model")
-    refuses(lambda: load(tmp_path / "model"), r"config\.json: .*without experts.*got 3")
+@pytest.mark.parametrize(("change", "message"), BAD)
+def test_bad_folders(made, tmp_path, change, message):
+    made("qwen3_5")[0].save_pretrained(tmp_path, max_shard_size="40KB")
+    change(tmp_path)
+    refuses(lambda: load(tmp_path), message, (ValueError, OSError))
 
 
 def test_what_is_no_folder(tmp_path, monkeypatch):
@@ -565,9 +526,35 @@ def test_the_page_says_what_loads():
     said = {
         kind: answer for answer, kinds in rows for kind in kinds[1:-1].split("`, `")
     }
-    loads = {
-        kind: "no" if "_no_experts" in family.__code__.co_names else "yes"
-        for kind, family in families.FAMILIES.items()
-    }
-    assert said == loads | {"qwen3_5_moe": "no"}
-    assert {kind for kind, answer in said.items() if answer == "no"} <= {*hf.FAMILIES}
+    loads = dict.fromkeys(families.FAMILIES, "yes")
+    assert said == loads | dict.fromkeys(families.EXPERTS, "no")
+    assert {*families.EXPERTS} <= {*hf.FAMILIES}
+
+
+def test_the_page_has_the_presets():
+    """Its table: a row for each option that a preset sets."""
+    page = Path(__file__).parents[1] / "docs" / "api" / "layers.md"
+    lines = page.read_text(encoding="utf-8").splitlines()
+    rows = [
+        [c.strip(" `") for c in line.split("|")[1:-1]] for line in lines if "|" in line
+    ]
+    first = next(i for i, row in enumerate(rows) if row[0] == "option")
+    names, usual = rows[first][1:], inspect.signature(FastWeightAttention).parameters
+    rows = takewhile(lambda row: row[0] in usual, rows[first + 2 :])
+    table = {option: values for option, *values in rows}
+    assert names == list(PRESETS)
+    assert set(table) == {o for preset in PRESETS.values() for o in preset}
+    for option, values in table.items():
+        for name, said in zip(names, values, strict=True):
+            value = PRESETS[name].get(option, usual[option].default)
+            assert said == ("–" if value is False else str(value)), (name, option)
+
+
+def test_options_win_over_presets():
+    layer = FastWeightAttention.like("qwen3.5", 8, 2, conv_size=0, out_gate=False)
+    assert layer.conv is layer.to_gate is None and layer.scale == 0.5
+    assert isinstance(layer.feature_map, Identity)
+    refuses(
+        lambda: FastWeightAttention.like("qwen", 8, 2),
+        "^FastWeightAttention.like: expected name to be one of 'delta-net', .*got 'qwen'$",
+    )

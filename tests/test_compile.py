@@ -6,12 +6,10 @@ The fuzzer compiles calls of operations; here are their operators, layers and mo
 import subprocess
 import sys
 
-import fuzz
 import pytest
 import torch
 from alike import call, computed, error, parts, problem, weighted
 from loops import AFT, RULES
-from torch._subclasses import FakeTensorMode
 from torch.library import opcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
@@ -145,24 +143,14 @@ def bare(x):
 
 
 @pytest.mark.parametrize("op", STREAMS)
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-@pytest.mark.parametrize("documents", [0, 3])
-def test_without_data(op, dtype, documents):
-    packs = "cu_seqlens" in fuzz.takes(op)
-    p = problem(f"op={op} time=5 {SMALL}", dtype=dtype, documents=documents * packs)
-    if documents:
-        p = problem(
-            f"op={op} time=5 {SMALL}", dtype=dtype, batch=1, documents=p.c["documents"]
-        )
-    wanted = p.called(p.x, p.state)
-    found = p.called(*tree_map(bare, (p.x, p.state)))
+def test_without_data(op):
+    p = problem(f"op={op} time=5 {SMALL}", dtype="bfloat16")
+    wanted, leaves = p.called(p.x, p.state), tree_map(bare, p.x)
+    found = p.called(leaves, tree_map(bare, p.state))
     for x, y in zip(found, wanted, strict=True):
         assert (x.device.type, x.shape, x.dtype) == ("meta", y.shape, y.dtype)
-    leaves = tree_map(bare, p.x)
-    y, *_ = p.called(leaves, tree_map(bare, p.state))
-    for x, dx in zip(
-        leaves.values(), torch.autograd.grad(y.sum(), [*leaves.values()]), strict=True
-    ):
+    gradients = torch.autograd.grad(found[0].sum(), [*leaves.values()])
+    for x, dx in zip(leaves.values(), gradients, strict=True):
         assert (dx.device.type, dx.shape, dx.dtype) == ("meta", x.shape, x.dtype)
 
 
@@ -187,14 +175,6 @@ def test_without_data_errors_are_the_same():
     options = {"key_mask": torch.ones(2, 9, dtype=torch.bool, device="meta")}
     with pytest.raises(ValueError, match="expected return_state=False"):
         call(p, **tree_map(bare, p.x), **options, return_state=True)
-
-
-def test_fake_tensors():
-    with FakeTensorMode():
-        x = torch.randn(2, 5, 3, 4)
-        y, state = ops.sum_rule(x, x, x, return_state=True)
-    assert y.shape == x.shape and y.device.type == "cpu"
-    assert isinstance(state, ops.NormalizedState)
 
 
 def model(mixer, max_len=16):

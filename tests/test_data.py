@@ -170,7 +170,6 @@ def test_own_splits(monkeypatch, tmp_path):
     texts = splits("wikitext-103")
     assert texts._fields == ("train", "valid", "test")
     for split, text in texts._asdict().items():
-        assert text.articles
         assert "".join(text.pieces()) == corpus(f"wikitext-103-{split}")
         assert f"= {split} =" in corpus(f"wikitext-103-{split}")
     whole = corpus("wikitext-103")
@@ -217,9 +216,9 @@ def test_folder(tmp_path, capsys):
         f"fwlab: left out 2 of 7 files in {tmp_path} that are not UTF-8 text "
         "or contain a NUL character\n"
     )
-    documents = ["".join(document) for document in train.documents()]
+    documents = list(train.documents)
     assert documents == ["z" * 20, "first\n"]
-    assert ["".join(document) for document in valid.documents()] == ["bé\n"]
+    assert valid.documents == ("bé\n",)
     assert test is None
     for file in ("a/z.txt", "a.txt", "b.txt"):
         (tmp_path / file).unlink()
@@ -246,9 +245,8 @@ def test_own_file(tmp_path):
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_ends_of_lines_and_byte_order_marks(tmp_path, monkeypatch, end):
-    """Whatever an editor has written, in pieces and cut anywhere."""
-    monkeypatch.setattr("fwlab.data.texts.PIECE", 7)
+def test_ends_of_lines_and_byte_order_marks(tmp_path, end):
+    """Whatever an editor has written, cut anywhere."""
     text = "first é\n\n\nsecond\nthird \ufeff\n\n"
     for name in "ab":
         data = text.replace("\n", end).encode("utf-8-sig")

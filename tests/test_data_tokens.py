@@ -1,7 +1,6 @@
 """Words, documents, files of tokens, and rows that are packed with documents."""
 
 import hashlib
-import importlib
 import os
 
 import pytest
@@ -14,7 +13,6 @@ from torch.nn import functional as F
 from fwlab.data import (
     Characters,
     CorpusError,
-    Part,
     Splits,
     Text,
     Words,
@@ -24,7 +22,6 @@ from fwlab.data import (
     token_file,
 )
 
-texts = importlib.import_module("fwlab.data.texts")
 #: As in WikiText: the third title has a section, and a formula in its text.
 ARTICLES = [
     " \n = A long title = \n \n one two \n \n three \n \n",
@@ -70,47 +67,45 @@ def test_words_survive(text):
     assert tokens.eq(0).sum() == text.count("\n")
 
 
-@pytest.fixture(params=[1, 7, 1 << 20], ids="{} bytes".format)
-def on_disk(request, monkeypatch, tmp_path):
-    """The articles as a file that is loaded a few bytes at a time."""
-    monkeypatch.setattr(texts, "PIECE", request.param)
-    path = tmp_path / "articles.txt"
-    path.write_bytes("".join(ARTICLES).encode())
-    return Text((Part(path, 0, path.stat().st_size),), articles=True)
+TEXT = Text.of_articles("".join(ARTICLES))
 
 
-def test_documents(on_disk):
+@pytest.fixture(params=[1, 7, 1 << 20], ids="{} characters".format)
+def size(request, monkeypatch):
+    """The least number of characters of a piece."""
+    monkeypatch.setattr("fwlab.data.texts.PIECE", request.param)
+
+
+def test_documents_and_pieces(size):
     whole = "".join(ARTICLES)
-    pieces = list(on_disk.pieces())
-    assert "".join(pieces) == whole
-    assert all(piece.endswith("\n") for piece in pieces)
-    for text in (on_disk, on_disk, Text(("".join(ARTICLES),), articles=True)):
-        assert ["".join(document) for document in text.documents()] == ARTICLES
-    (one,) = Text(on_disk.parts).documents()
-    assert "".join(one) == whole
-    assert on_disk.sha256() == hashlib.sha256(whole.encode()).hexdigest()
+    assert list(TEXT.documents) == ARTICLES
+    for text in (TEXT, Text((whole,))):
+        pieces = list(text.pieces())
+        assert "".join(pieces) == whole
+        assert all(piece.endswith("\n") for piece in pieces)
+        assert text.sha256() == hashlib.sha256(whole.encode()).hexdigest()
+    assert "".join(Text(("no end", "", "a\nb")).pieces()) == "no enda\nb"
 
 
 @pytest.mark.parametrize("before", [0, 1, 5, 17])
-def test_cut(on_disk, before):
+def test_cut(before):
     """Wherever the cut is, also inside a line."""
-    first = "é" * before
-    for part in (on_disk.parts[0], "".join(ARTICLES)):
-        whole = first + "".join(ARTICLES)
-        cut = int(0.9 * len(whole))
-        both = Splits.of(Text((first, part) if first else (part,), articles=True))
-        assert "".join(both.train.pieces()) == whole[:cut]
-        assert "".join(both.valid.pieces()) == whole[cut:]
-        assert both.train.articles and both.valid.articles
-        assert both.sha256() == hashlib.sha256(whole.encode()).hexdigest()
+    documents = ("é" * before, *ARTICLES)
+    whole = "".join(documents)
+    cut = int(0.9 * len(whole))
+    both = Splits.of(Text(documents))
+    assert "".join(both.train.documents) == whole[:cut]
+    assert "".join(both.valid.documents) == whole[cut:]
+    assert both.train.documents[-2:-1] == (ARTICLES[1],)
+    assert both.sha256() == hashlib.sha256(whole.encode()).hexdigest()
 
 
 def test_cut_between_documents():
     """Of ten equal documents, the last is for validation."""
     both = Splits.of(Text(tuple("abcdefghij")))
-    assert both.train.parts == tuple("abcdefghi")
-    assert both.valid.parts == ("j",)
-    assert Splits.of("0123456789").valid.parts == ("9",)
+    assert both.train.documents == tuple("abcdefghi")
+    assert both.valid.documents == ("j",)
+    assert Splits.of("0123456789").valid.documents == ("9",)
 
 
 def words_of(text):
@@ -121,10 +116,10 @@ def same(made, tokens, borders):
     assert made.tokens.equal(tokens) and made.borders.equal(borders)
 
 
-def test_token_file(on_disk, tmp_path, monkeypatch):
-    words = words_of(on_disk)
+def test_token_file(size, tmp_path, monkeypatch):
+    words = words_of(TEXT)
     path = tmp_path / "made" / "words.tokens"
-    tokens, borders = token_file(on_disk, words, path)
+    tokens, borders = token_file(TEXT, words, path)
     whole = words.encode("".join(ARTICLES))
     assert tokens.long().equal(whole)
     lengths = [len(words.encode(article)) for article in ARTICLES]
@@ -133,32 +128,17 @@ def test_token_file(on_disk, tmp_path, monkeypatch):
     index = torch.tensor([0, 5])[:, None] + torch.arange(4)
     assert tokens[index].long().equal(whole[index])
     assert [p.name for p in path.parent.iterdir()] == ["words.tokens"]
-    kept = token_file(on_disk, words, None)
+    kept = token_file(TEXT, words, None)
     same(kept, tokens, borders)
     # The second time, nothing is made, and the file is what is read.
     monkeypatch.setattr(Words, "encode", None)
     before = path.read_bytes()
-    again = token_file(on_disk, words, str(path))
+    again = token_file(TEXT, words, str(path))
     same(again, tokens, borders)
     again.tokens[0] += 1
     again.borders[0] += 1
     assert path.read_bytes() == before
-    assert not again.tokens.equal(token_file(on_disk, words, path).tokens)
-
-
-def test_little_is_in_memory(on_disk, tmp_path, monkeypatch):
-    """No piece is longer than what is loaded at a time, and a line."""
-    words, longest, encode = words_of(on_disk), 0, Words.encode
-
-    def watched(self, text):
-        nonlocal longest
-        longest = max(longest, len(text.encode()))
-        return encode(self, text)
-
-    monkeypatch.setattr(Words, "encode", watched)
-    token_file(Text(on_disk.parts), words, tmp_path / "words.tokens")
-    lines = "".join(ARTICLES).splitlines(keepends=True)
-    assert longest < texts.PIECE + max(len(line.encode()) for line in lines)
+    assert not again.tokens.equal(token_file(TEXT, words, path).tokens)
 
 
 @pytest.mark.parametrize(("entries", "dtype"), [(32768, "int16"), (32769, "int32")])
@@ -197,11 +177,6 @@ def test_other_files_are_never_taken(tmp_path):
         for _ in range(2):
             made = token_file(text, vocabulary, path)
             assert (made.tokens.tolist(), made.borders.tolist()) == expected
-    whole = "".join(ARTICLES)
-    vocabulary = Words.of([whole])
-    for articles in (False, True):
-        made = token_file(Text((whole,), articles), vocabulary, path)
-        assert len(made.borders) == (4 if articles else 2)
 
 
 def test_truncated_file(tmp_path):
@@ -322,7 +297,7 @@ def test_packed_refuses():
 def test_wikitext(split, words, tmp_path):
     """The sizes that its authors give: words with ends of lines, articles."""
     name = f"wikitext-2-{split}"
-    whole = Text((corpus(name),), articles=True)
+    whole = Text.of_articles(corpus(name))
     vocabulary = Words.of(whole.pieces())
     tokens, borders = token_file(whole, vocabulary, tmp_path / "tokens")
     assert len(tokens) == words

@@ -9,8 +9,8 @@ import pytest
 import test_house
 import torch
 
-from fwlab.bench.rules import RULES as OPERATIONS
-from fwlab.bench.rules import example, without_mean
+from fwlab.bench.problems import RULES as OPERATIONS
+from fwlab.bench.problems import example
 from fwlab.layers.fast_weight_attention import RULES as LAYERS
 from fwlab.ops._rules import Inputs
 
@@ -78,7 +78,7 @@ def test_rows_say_what_the_rules_compute(row):
     op = OPERATIONS[row.function]
     x, made = drawn(op, time=3, optional=True)
     kind = "delta" if op.rule.corrects else "linear"
-    assert op.rule.loops.plain.__module__ == f"fwlab.ops.{kind}.{row.loop}"
+    assert op.rule.loop.__module__ == f"fwlab.ops.{kind}.{row.loop}"
     assert row.source in op.__doc__
     assert (row.ask != "–") == op.rule.corrects
     if op.rule.corrects:
@@ -126,7 +126,8 @@ def test_the_equation_is_that_of_every_rule():
             W = faded + torch.einsum("bhv,bhk->bhvk", s * (v - answer), k)
             y.append(torch.einsum("bhvk,bhk->bhv", W, q))
         n = made.k.shape[1] // 4
-        expected = without_mean(op)(**x, implementation="naive")
+        plain = {"normalize": False} if op.rule.normalized_loop else {}
+        expected = op(**x, **plain, implementation="naive")
         torch.testing.assert_close(
             torch.stack(y[n - 1 :: n], 1), expected, rtol=1e-12, atol=1e-12
         )

@@ -19,7 +19,7 @@ from fwlab.layers import (
 )
 from fwlab.models import MIXERS, EncoderDecoder, LanguageModel, Mixer
 from fwlab.ops import _triton
-from fwlab.ops.feedback import limits
+from fwlab.ops.feedback import why_not
 
 WITH_WEIGHTS = ("softmax", "transformer-xl")
 DROPOUT = 0.3
@@ -194,28 +194,6 @@ def test_naive_and_efficient_drop_the_same(mixer):
     assert naive[0][key_mask].any(-1).all()
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_feedback_continues_with_dropout(shared):
-    """From memories of an earlier call, and without gradients."""
-    torch.manual_seed(0)
-    stack = FeedbackTransformer(6, 2, 2, shared=shared, dropout=DROPOUT).double()
-    x, mask = random(2, 45, 6), torch.ones(2, 45, dtype=torch.bool)
-    mask[0, 2:7] = False
-    _, state = stack.prefill(x[:, :5], key_mask=mask[:, :5])
-    state = ops.detach(state)
-    results = []
-    for implementation in ("efficient", "naive"):
-        k = state.k.clone().requires_grad_()
-        args = x[:, 5:], state._replace(k=k), mask[:, 5:], implementation
-        y, after = seeded(stack.prefill, *args)
-        loss = (y * random(*y.shape, seed=3)).sum() + after.v.sin().sum()
-        gradients = torch.autograd.grad(loss, [k, *stack.parameters()])
-        results.append([y, after.k, after.v, *gradients])
-        with torch.no_grad():
-            torch.testing.assert_close(seeded(stack.prefill, *args)[0], y)
-    agree(*results, 1e-10)
-
-
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("masked", [False, True])
 def test_attention_with_dropout_is_the_same_function(kv_heads, masked):
@@ -308,16 +286,6 @@ def test_encoder_decoder(attention):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("mixer", WITH_WEIGHTS)
-def test_attention_dropout_alone(mixer):
-    model = LanguageModel(
-        11, mixer, heads=2, layers=1, d_model=8, max_len=24, attention_dropout=DROPOUT
-    )
-    text = tokens(2, 20)
-    y = seeded(model, text)
-    assert not torch.equal(seeded(model, text, seed=2), y)
-
-
 @mixers
 def test_activation_checkpointing(mixer):
     """The second forward pass drops the same as the first."""
@@ -330,13 +298,6 @@ def test_activation_checkpointing(mixer):
     wanted = gradients(lambda: model(text))
     again = gradients(lambda: checkpoint(model, text, use_reentrant=False))
     assert all(map(torch.equal, again, wanted))
-
-
-@mixers
-def test_without_data(mixer):
-    model = language_model(mixer, DROPOUT).to("meta")
-    y = model(torch.zeros(2, 20, dtype=torch.int64, device="meta"))
-    assert y.shape == (2, 20, 11)
 
 
 @pytest.mark.parametrize("mixer", ["softmax", "feedback"])
@@ -362,15 +323,8 @@ def test_kernels_refuse(monkeypatch):
     x, k = torch.zeros(1, 2, 6), torch.zeros(1, 0, 1, 2, 3)
     given = x, stack.weights(), 2, k, k, None
     factors = torch.ones(1, 2, 1, 12 + stack.weights().expand.shape[1])
-    assert limits.why_not(*given, factors) == "the kernels have no dropout"
-    assert limits.why_not(*given) is None
-
-
-def test_from_transformer():
-    source = LanguageModel(11, "softmax", layers=2, heads=2, d_model=8)
-    assert FeedbackTransformer.from_transformer(source).dropout.p == 0
-    stack = FeedbackTransformer.from_transformer(source, dropout=DROPOUT)
-    assert stack.dropout.p == DROPOUT
+    assert why_not(*given, factors) == "the kernels have no dropout"
+    assert why_not(*given) is None
 
 
 MAKERS = [
@@ -390,13 +344,9 @@ MAKERS = [
 @pytest.mark.parametrize(("argument", "name", "make"), MAKERS)
 def test_range(argument, name, make):
     text = f"{name}: expected {argument} to be at least 0 and below 1, got "
-    for values, kind in (
-        ((-0.1, 1, 1.5, float("nan")), ValueError),
-        (("0.1", None, True), TypeError),
-    ):
-        for value in values:
-            call = partial(make, **{argument: value})
-            refuses(call, re.escape(text + repr(value)), kind)
+    for value, kind in ((-0.1, ValueError), (1, ValueError), ("0.1", TypeError)):
+        call = partial(make, **{argument: value})
+        refuses(call, re.escape(text + repr(value)), kind)
     make(**{argument: 0}), make(**{argument: 0.999})
 
 

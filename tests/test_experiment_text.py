@@ -107,7 +107,7 @@ def test_carried_validation_is_that_of_one_long_sequence(mixer):
     logits = run.model(tokens[:, :-1])
     whole = F.cross_entropy(logits[0], tokens[0, 1:]).item()
     assert run.evaluate() == pytest.approx(whole, rel=1e-5)
-    run.validation.rows = 2
+    run.eval_rows = 2
     halves = []
     for row in in_rows(run.val_tokens, 2):
         halves.append(F.cross_entropy(run.model(row[None, :-1])[0], row[1:]).item())
@@ -139,7 +139,7 @@ def test_loss_and_norm_by_position(mixer):
 
 def test_windows_start_with_an_empty_state():
     carried, plain = small(carry=True), small()
-    assert carried.validation.of_windows() == plain.evaluate() != carried.evaluate()
+    assert carried.evaluate(carry=False) == plain.evaluate() != carried.evaluate()
 
 
 def test_what_is_saved_for_the_backward_pass():

@@ -27,13 +27,9 @@ def kind(path: Path) -> str:
 
 
 def test_what_is_no_file_is_not_replaced(tmp_path, pipe):
-    paths = [pipe, tmp_path / "link", tmp_path / "folder", tmp_path / "full"]
+    paths = [pipe, tmp_path / "link", tmp_path / "folder"]
     (tmp_path / "link").symlink_to("pipe")
     (tmp_path / "folder").mkdir()
-    try:
-        os.mknod(tmp_path / "full", stat.S_IFCHR, os.makedev(1, 7))
-    except PermissionError:  # only root can make a device
-        paths.pop()
     before = {path: kind(path) for path in tmp_path.iterdir()}
     for path in paths:
         said = f"expected {path} to be a file, got a {OTHERS[kind(path.resolve())]}$"
@@ -46,12 +42,8 @@ def test_a_link_stays_and_its_target_is_written(tmp_path):
     folder, old = tmp_path / "folder", tmp_path / "old"
     folder.mkdir()
     old.write_text("0")
-    links = {
-        "link": "../old",
-        "chain": "link",
-        "dangling": "../new/file",
-        "loop": "loop",
-    }
+    links = {"link": "../old", "chain": "link"}
+    links |= {"dangling": "../new/file", "loop": "loop"}
     for name, target in links.items():
         (folder / name).symlink_to(target)
     for name in ("chain", "dangling"):
@@ -59,9 +51,8 @@ def test_a_link_stays_and_its_target_is_written(tmp_path):
     with pytest.raises(OSError, match="symbolic links"):
         write_json(folder / "loop", 1)
     assert {p.name: str(p.readlink()) for p in folder.iterdir()} == links
-    assert (
-        read_json(old) == "chain" and read_json(tmp_path / "new" / "file") == "dangling"
-    )
+    assert read_json(old) == "chain"
+    assert read_json(tmp_path / "new" / "file") == "dangling"
 
 
 def test_mode(tmp_path):
@@ -87,15 +78,6 @@ def test_a_file_that_is_read_only_stays(tmp_path, monkeypatch):
     with pytest.raises(PermissionError, match=f"{path} to be writable"):
         write_json(path, 2)
     assert read_json(path) == 1
-
-
-def test_a_folder_that_is_read_only_is_named(tmp_path, monkeypatch):
-    def fail(dir):
-        raise PermissionError(13, "Permission denied", f"{dir}/tmp123")
-
-    monkeypatch.setattr("tempfile.TemporaryFile", fail)  # root may write to all
-    with pytest.raises(PermissionError, match=f"denied: '{tmp_path}'$"):
-        write_json(tmp_path / "x", 1)
 
 
 def test_nothing_is_left_if_the_disk_is_full(tmp_path):
@@ -138,13 +120,13 @@ def test_the_file_is_on_the_disk_before_its_name(tmp_path, monkeypatch):
     ],
 )
 def test_commands_complain_before_they_work(pipe, monkeypatch, arguments, name):
-    for at in ("operations.measure", "kernels.rows"):
+    for at in ("operations.measure", "kernels.measure_row"):
         monkeypatch.setattr(f"fwlab.bench.{at}", lambda *_: pytest.fail("measures"))
     if "--gpu" in arguments:
         monkeypatch.setattr("torch.cuda.is_available", lambda: True)
         monkeypatch.setattr("fwlab.ops._triton.capability", lambda device: (8, 0))
         about = {"name": "x", "slug": "x", "capability": (8, 0)}
-        monkeypatch.setattr(kernels, "card", lambda: about)
+        monkeypatch.setattr(kernels, "about_card", lambda: about)
     out = pipe
     if name:
         pipe = pipe.rename(pipe.with_name(name))
@@ -160,9 +142,3 @@ def test_what_is_no_json_is_named(tmp_path):
         path.write_bytes(text)
         with pytest.raises(ValueError, match=f"^{path} is damaged: no JSON"):
             read_json(path)
-
-
-def test_json_with_a_byte_order_mark(tmp_path):
-    path = tmp_path / "x.json"
-    path.write_text('{"a": "é"}', encoding="utf-8-sig")
-    assert read_json(path) == {"a": "é"}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fwlab import ops
-from fwlab.bench.rules import RULES, example
+from fwlab.bench.problems import RULES, example
 
 TIME = 45
 SIZES = {"batch": 2, "time": TIME, "heads": 2, "queries": 2, "key": 6, "value": 5}
@@ -31,7 +31,7 @@ def problem(name: str, seed: int = 0) -> tuple[dict[str, Tensor], Tensor, dict]:
         decay = -torch.rand(2, TIME, 2, generator=generator).double()
         x |= {n: decay for n in op.rule.optional}
     W = torch.randn(2, 2, 5, 6, generator=generator, dtype=torch.float64)
-    return x, W, {"normalize": False} if op.rule.loops.normalized else {}
+    return x, W, {"normalize": False} if op.rule.normalized_loop else {}
 
 
 def gradients(y: Tensor, W: Tensor, leaves: list[Tensor]) -> list[Tensor]:

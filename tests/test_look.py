@@ -1,7 +1,7 @@
 """`fwlab look`: what a model does with its fast weights over a text.
 
-Numbers are compared with loops over the inputs of each rule, in two runs: with
-the write that is followed, and with a strength of 0 there.
+Numbers are compared with the states of the layers themselves, with the write that is
+followed and without it.
 """
 
 import json
@@ -15,7 +15,6 @@ from terminal import fwlab
 from torch.nn import functional as F
 
 from fwlab import ops
-from fwlab.feature_maps import DPFP, l2_normalize, sum_normalize
 from fwlab.layers.fast_weight_attention import RULES
 from fwlab.look import Reading, look, occurrences, picture
 from fwlab.models import LanguageModel, load
@@ -34,75 +33,15 @@ def model(mixer, layers=1, **options):
     return made
 
 
-def loop(k, v, beta, decay, first):
-    """Norms, and what is kept of a write: `[time, heads]` and `[time - first, heads]`.
-
-    `k`: `[time, heads, key]`, `decay`: `[time, heads, 1 or key]`.
-    """
-
-    def states(beta):
-        W = v.new_zeros(v.shape[1], v.shape[2], k.shape[2])
-        for k_t, v_t, b_t, d_t in zip(k, v, beta, decay, strict=True):
-            W = W * d_t[:, None]
-            u = b_t[:, None] * (v_t - torch.einsum("hvk,hk->hv", W, k_t))
-            W = W + torch.einsum("hv,hk->hvk", u, k_t)
-            yield W
-
-    without = beta.clone()
-    without[first] = 0
-    both, norms, kept = zip(states(beta), states(without), strict=True), [], []
-    for t, (W, other) in enumerate(both):
-        norms.append(W.norm(dim=(1, 2)))
-        reads = torch.einsum("hvk,hk->hv", W - other, k[first])
-        if t == first:
-            u, at_first = reads, (reads * reads).sum(-1)
-        if t >= first:
-            kept.append((reads * u).sum(-1) / at_first)
-    return torch.stack(norms), torch.stack(kept)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("mixer", ["delta", "gated-delta", "kimi-delta"])
-def test_look_is_naive(mixer):
-    made = model(mixer)
-    (found,), skipped = look(made, TOKENS, FIRST)
-    layer = made.blocks[0].mixer
-    x = made.blocks[0].norm_mixer(made.embedding(TOKENS))
-    k, v = (to(x).unflatten(-1, (2, -1)) for to in (layer.to_k, layer.to_v))
-    k = sum_normalize(DPFP(nu=1)(k)) if mixer == "delta" else l2_normalize(k)
-    beta, decay = (
-        layer.gates.beta.projection(x).sigmoid(),
-        torch.ones(len(x), 2, 1).double(),
-    )
-    if mixer != "delta":
-        gate = layer.gates.log_decay
-        pace = F.softplus(gate.projection(x).unflatten(-1, gate.bias.shape) + gate.bias)
-        rate = gate.log_rate.exp().view(-1, *[1] * (pace.dim() - 2))
-        decay = (-rate * pace).exp().view(len(x), 2, -1)
-    norms, kept = loop(k, v, beta, decay, FIRST)
-    assert (found.number, found.rule, skipped) == (1, mixer.replace("-", "_"), {})
-    assert found.decay.shape == (10, 2, 6 if mixer == "kimi-delta" else 1)
-    pairs = [(found.beta, beta), (found.norm, norms), (found.kept, kept)]
-    pairs.append((found.decay, decay.view_as(found.decay)))
-    for ours, expected in pairs:
-        assert error(ours, expected) < 1e-10
-    assert kept[-1].min() < 0.95  # something happens to it
-    whole, each = found.half_life()
-    if mixer == "delta":
-        assert whole.isinf().all() and each.isinf().all()
-    else:  # half of it is left after that many tokens of that decay
-        assert error(decay.log().mean((0, 2)).exp() ** whole, 0 * whole + 0.5) < 1e-10
-        assert error(decay.log().mean(0).exp() ** each, 0 * each + 0.5) < 1e-10
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("conv_size", [0, 3])
-def test_every_rule(rule, conv_size):
+@pytest.mark.parametrize("more", [False, True])
+def test_every_rule(rule, more):
     """The layer's own states: the last one, and what it is without the write."""
-    options = {"conv_size": conv_size}
-    if conv_size:
-        options["normalize"] = RULES[rule].normalize is not None
+    options, heads = {}, 4 if more else 2
+    if more:
+        normalize = RULES[rule].normalize is not None
+        options = {"conv_size": 3, "value_heads": heads, "normalize": normalize}
     made = model(rule.replace("_", "-"), fast_weights=options)
     (found,), _ = look(made, TOKENS, FIRST)
     layer = made.blocks[0].mixer
@@ -126,11 +65,15 @@ def test_every_rule(rule, conv_size):
     kept = (left * wrote).sum((2, 3)) / wrote.square().sum((2, 3))
     assert error(found.norm[-1], last[0].norm(dim=(1, 2))) < 1e-10
     assert error(found.kept[-1], kept[0]) < 1e-10
-    assert error(found.kept[0], torch.ones(2)) < 1e-10
+    assert error(found.kept[0], torch.ones(heads)) < 1e-10
     if "log_decay" in layer.gates:
         decay = layer.gates.log_decay(x, x)[0].exp()
         assert error(found.decay, decay.view_as(found.decay)) < 1e-10
-    assert found.beta.shape == (10, 2) and 0 < found.beta.min() <= found.beta.max() <= 1
+    if "beta" in layer.gates:
+        beta = layer.gates.beta(x, x)[0].unflatten(-1, (-1, heads))  # perhaps steps
+        assert error(found.beta, beta.mean(1)) < 1e-10
+    assert found.beta.shape == (10, heads)
+    assert 0 < found.beta.min() <= found.beta.max() <= 1
 
 
 def test_the_sum_forgets_nothing_and_gates_fade():
@@ -139,6 +82,19 @@ def test_the_sum_forgets_nothing_and_gates_fade():
     (found,), _ = look(model("gated"), TOKENS, FIRST)
     fading = F.pad(found.decay[FIRST + 1 :, :, 0], (0, 0, 1, 0), value=1).cumprod(0)
     assert error(found.kept, fading) < 1e-10
+
+
+@pytest.mark.parametrize("mixer", ["delta", "gated-delta", "kimi-delta"])
+def test_half_lives(mixer):
+    """Half of the memory is left after that many tokens of that decay."""
+    (found,), _ = look(model(mixer), TOKENS)
+    whole, each = found.half_life()
+    if mixer == "delta":
+        assert whole.isinf().all() and each.isinf().all()
+    else:
+        pace = found.decay.log()
+        assert error(pace.mean((0, 2)).exp() ** whole, 0 * whole + 0.5) < 1e-10
+        assert error(pace.mean(0).exp() ** each, 0 * each + 0.5) < 1e-10
 
 
 def test_hybrid_stacks_name_what_they_skip():
@@ -153,23 +109,12 @@ def test_hybrid_stacks_name_what_they_skip():
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    """A tiny Qwen3.5 of transformers with a tokenizer of words, and its folder."""
-    transformers = pytest.importorskip("transformers")
+    """The folder of a tiny Qwen3.5 of transformers with a tokenizer of words."""
+    from published import tiny
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    config = transformers.Qwen3_5TextConfig(
-        **{"vocab_size": 9, "hidden_size": 16, "intermediate_size": 24, "head_dim": 8},
-        **{"num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1},
-        **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
-        **{"linear_key_head_dim": 6, "linear_value_head_dim": 8},
-    )
-    torch.manual_seed(0)
-    theirs = transformers.Qwen3_5ForCausalLM(config).eval()
-    with torch.no_grad():
-        for weight in theirs.parameters():
-            weight.add_(0.2 * torch.randn_like(weight))
     folder = tmp_path_factory.mktemp("published")
-    theirs.save_pretrained(folder)
+    tiny("qwen3_5", noise=0.15, vocab_size=9).save_pretrained(folder)
     words = {
         word: i
         for i, word in enumerate(
@@ -182,37 +127,19 @@ def published(tmp_path_factory):
     (folder / "text").write_text(
         "Ada is in Rome . Ben is in Rome . Ada is now in Oslo ."
     )
-    return theirs, folder
+    return folder
 
 
 @torch.no_grad()
-def test_a_published_model(published, monkeypatch, tmp_path):
-    """Numbers of their own layers, by the same loop; the picture and the file."""
-    from transformers.models.qwen3_5 import modeling_qwen3_5 as modeling
-
-    theirs, folder = published
-    rule, calls = modeling.torch_chunk_gated_delta_rule, []
-
-    def watched(*inputs, **options):
-        calls.append((*inputs, options["beta"], options["g"]))
-        return rule(*inputs, **options)
-
-    monkeypatch.setattr(modeling, "torch_chunk_gated_delta_rule", watched)
+def test_a_published_model(published, tmp_path):
+    """The picture, and the file with the numbers of `look`."""
     tokens = torch.tensor([3, 1, 0, 5, 7, 4, 1, 0, 5, 7, 3, 1, 2, 0, 6, 7])
-    theirs(tokens[None])
-    layers, skipped = look(load(folder), tokens, 0)
-    assert [x.number for x in layers] == [1, 2, 3] and len(calls) == 3
+    layers, skipped = look(load(published), tokens, 0)
+    assert [x.number for x in layers] == [1, 2, 3]
     assert skipped == {4: "SoftmaxAttention"}
-    for found, (_, k, v, beta, g) in zip(layers, calls, strict=True):
-        k = l2_normalize(k[0]).repeat_interleave(2, 1)  # two values for each key
-        norms, kept = loop(k, v[0], beta[0], g[0].exp()[..., None], 0)
-        pairs = [(found.beta, beta[0]), (found.norm, norms), (found.kept, kept)]
-        for ours, expected in pairs:
-            assert error(ours, expected) < 1e-4
-
     out = tmp_path / "seen.svg"
-    command = ("look", str(folder), "--text", str(folder / "text"), "--out", str(out))
-    code, said, err = fwlab(*command)
+    text = ("--text", str(published / "text"))
+    code, said, err = fwlab("look", str(published), *text, "--out", str(out))
     assert (code, err) == (0, "")
     assert said == (
         "layer 4 has no fast weights to show: SoftmaxAttention\n"
@@ -242,7 +169,7 @@ def test_a_published_model(published, monkeypatch, tmp_path):
 
 
 def test_what_does_not_fit(published, tmp_path):
-    folder = published[1]
+    folder = published
     text = ("--text", str(folder / "text"))
 
     def refused(*arguments):

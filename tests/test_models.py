@@ -1,4 +1,4 @@
-"""The language model and text generation."""
+"""The language model: its stacks, the options of their layers, and generation."""
 
 import warnings
 
@@ -8,23 +8,56 @@ from alike import numbers, refuses
 from torch.nn import functional as F
 
 from fwlab.bench.measure import operator_calls
-from fwlab.models import MIXERS, LanguageModel
+from fwlab.layers import FastWeightAttention
+from fwlab.models import MIXERS, LanguageModel, Mixer
 from fwlab.models.language_model import draw
 
+HYBRID = ["gated-delta"] * 3 + ["softmax"]
+#: All that Qwen3.5 has, and an option of every kind.
+MODERN = {
+    "mixer": HYBRID,
+    "fast_weights": {"conv_size": 4, "out_norm": True, "out_gate": True},
+    "softmax": {"rope": 0.5, "qk_norm": "head", "out_gate": True, "kv_heads": 1},
+    "norm": "rms",
+    "mlp": "swiglu",
+    "norm_eps": 1e-6,
+    "tied": False,
+}
+STACKS = {name: {"mixer": name, "layers": 2} for name in MIXERS}
+STACKS |= {"hybrid": {"mixer": HYBRID}, "modern": MODERN}
+every_mixer = pytest.mark.parametrize("mixer", MIXERS)
 
-@pytest.fixture(params=MIXERS)
-def mixer(request):
-    return request.param
 
-
-@pytest.fixture
-def model(mixer):
+def made(**options):
     torch.manual_seed(0)
-    return LanguageModel(11, mixer, layers=2, heads=2, d_model=16, max_len=40).double()
+    sizes = {"layers": 4, "heads": 2, "d_model": 16, "max_len": 40}
+    return LanguageModel(**{"vocab_size": 11} | sizes | options).double()
+
+
+@pytest.fixture(params=STACKS)
+def model(request):
+    return made(**STACKS[request.param])
 
 
 def tokens(*shape):
     return torch.randint(11, shape, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_mixer_of_a_readers_own():
+    """It takes what follows the input by position, under names of its own."""
+
+    class Mean(torch.nn.Module):
+        def forward(self, x, *rest):
+            return x.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None]
+
+    model = LanguageModel(11, "sum", layers=1, heads=2, d_model=16, max_len=40)
+    model.blocks[0].mixer = Mean()
+    changed = tokens(2, 6)
+    before = model(changed)
+    changed[:, 4:] = (changed[:, 4:] + 1) % 11
+    after = model(changed)
+    assert torch.equal(before[:, :4], after[:, :4])
+    assert not torch.isclose(before[:, 4:], after[:, 4:]).all()
 
 
 def test_prefill_and_step_are_forward(model):
@@ -34,12 +67,15 @@ def test_prefill_and_step_are_forward(model):
     pieces = [logits]
     logits, state = model.prefill(text[:, 12:20], state)
     pieces.append(logits)
-    for t in range(20, 30):
-        logits, state = model.step(text[:, t], state)
-        pieces.append(logits[:, None])
+    with torch.no_grad():  # a step of its own
+        for t in range(20, 30):
+            logits, state = model.step(text[:, t], state)
+            pieces.append(logits[:, None])
+            assert numbers(state) == 2 * model.state_size(t + 1)
     torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-10, atol=1e-12)
 
 
+@every_mixer
 def test_initial_weights(mixer):
     """What the docstring states."""
     torch.manual_seed(1)
@@ -62,9 +98,7 @@ def test_initial_weights(mixer):
     assert loss.item() == pytest.approx(4.174, abs=0.1)
 
 
-def test_every_weight_learns(mixer):
-    torch.manual_seed(0)
-    model = LanguageModel(11, mixer, layers=2, heads=2, d_model=16, max_len=40)
+def test_every_weight_learns(model):
     text = tokens(4, 41)
     logits = model(text[:, :-1])
     F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten()).backward()
@@ -143,38 +177,18 @@ def test_long_texts(model):
     assert torch.equal(logits.argmax(-1), text[:, 50:])
 
 
-def test_layers_differ():
-    model = LanguageModel(11, "delta", layers=2, heads=2, d_model=16)
-    a, b = (block.mixer.to_q.weight for block in model.blocks)
-    assert not torch.equal(a, b)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"mixer": "delat"}, "'softmax', .*'sum'.*'delat'"),
-        ({"vocab_size": 0}, "vocab_size to be at least 1, got 0"),
-        ({"layers": 0}, "layers"),
-        ({"d_ff": 0}, "d_ff to be at least 1, got 0"),
-        ({"heads": 3}, "d_model=128 and heads=3"),
-    ],
-)
-def test_errors_name_the_argument(arguments, message):
-    refuses(lambda: LanguageModel(**{"vocab_size": 11, **arguments}), message)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"prompt": torch.zeros(1, 0).long()}, "prompt of shape"),
+        ({"prompt": torch.zeros(1, 0).long()}, "prompt of at least one token"),
         ({"prompt": torch.zeros(3).long()}, "prompt of shape"),
         ({"max_new_tokens": -1}, "max_new_tokens"),
         ({"temperature": -1.0}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
         ({"top_k": 0}, "top_k"),
         ({"seed": -1}, "seed"),
-        ({"prompt": torch.tensor([[1, 11]])}, "tokens from 0 to 10, got 1 to 11"),
-        ({"prompt": torch.zeros(1, 2)}, "tokens of dtype"),
+        ({"prompt": torch.tensor([[1, 11]])}, "prompt from 0 to 10, got 1 to 11"),
+        ({"prompt": torch.zeros(1, 2)}, "prompt of dtype"),
     ],
 )
 def test_generate_refuses(arguments, message):
@@ -184,12 +198,19 @@ def test_generate_refuses(arguments, message):
 
 
 @pytest.mark.parametrize(
-    ("mixer", "operators"),
-    [("softmax", 150), ("sum", 231), ("delta", 263), ("gated-delta", 299)],
+    ("options", "operators"),
+    [
+        ({"mixer": "softmax"}, 150),
+        ({"mixer": "sum"}, 231),
+        ({"mixer": "delta"}, 263),
+        ({"mixer": "gated-delta"}, 299),
+        # What options add to softmax attention and to the block, per layer.
+        ({"mixer": "softmax", "softmax": {"rope": 1}, "norm": "rms", "layers": 1}, 86),
+    ],
 )
-def test_a_token_takes_few_operators(mixer, operators):
+def test_a_token_takes_few_operators(options, operators):
     """Text is generated token by token: what is not arithmetic costs most."""
-    model = LanguageModel(5, mixer, heads=2, d_model=8, max_len=12)
+    model = LanguageModel(5, heads=2, d_model=8, max_len=12, **options)
     with torch.no_grad():
         _, state = model.prefill(torch.zeros(1, 9, dtype=torch.long))
         _, state = model.step(torch.zeros(1, dtype=torch.long), state)
@@ -197,8 +218,10 @@ def test_a_token_takes_few_operators(mixer, operators):
     assert count <= operators + 2  # the token itself
 
 
-def test_second_derivatives(mixer, model):
+@every_mixer
+def test_second_derivatives(mixer):
     """The naive form has them; another one has them, too, or says that it has none."""
+    model = made(mixer=mixer, layers=2)
     text, weight = tokens(1, 3), model.embedding.weight
     place = text[0, 0], 0
 
@@ -222,3 +245,132 @@ def test_second_derivatives(mixer, model):
         assert "implementation='naive'" in str(refusal)
     else:
         torch.testing.assert_close(found, second)
+
+
+def rules(model):
+    return [getattr(block.mixer, "rule", "softmax") for block in model.blocks]
+
+
+def test_a_list_has_a_mixer_per_layer_and_is_repeated():
+    own = Mixer(lambda s: FastWeightAttention(s.d_model, s.heads, rule="sum"))
+    assert rules(made(mixer=HYBRID)) == ["gated_delta"] * 3 + ["softmax"]
+    assert rules(made(mixer=["delta", "softmax"])) == ["delta", "softmax"] * 2
+    assert rules(made(mixer=[own, "delta"])) == ["sum", "delta"] * 2
+    assert rules(made(mixer=("kimi-delta",), layers=3)) == ["kimi_delta"] * 3
+
+
+def test_the_same_as_text():
+    for text, wanted in (
+        ("gated-delta*3,softmax", HYBRID),
+        ("sum, delta * 2 ,softmax*1", ["sum", "delta", "delta", "softmax"]),
+        ("delta", ["delta"]),
+    ):
+        one, other = made(mixer=text), made(mixer=wanted)
+        assert str(one) == str(other)
+        torch.testing.assert_close(one.state_dict(), other.state_dict(), rtol=0, atol=0)
+
+
+def test_options_of_a_published_layer():
+    m = made(
+        mixer="kimi-delta*3,softmax", fast_weights={"like": "kimi", "conv_size": 2}
+    )
+    wanted = FastWeightAttention.like("kimi", 16, 2, conv_size=2)
+    assert str(m.blocks[0].mixer) == str(wanted.double())
+    # The rule is the mixer's.
+    assert rules(made(mixer="delta", fast_weights={"like": "kimi"})) == ["delta"] * 4
+
+
+def test_in_one_graph():
+    options = {**MODERN, "mixer": "softmax", "fast_weights": None, "layers": 1}
+    m, text = made(**options), tokens(2, 9)
+    torch.compiler.reset()
+    compiled = torch.compile(m, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(text), m(text))
+
+
+def test_rotary_positions_need_no_table():
+    table = made(mixer=HYBRID)
+    assert table.positions is not None and table.max_len == 40
+    for share in (0, 0.5, 1):
+        m = made(mixer=HYBRID, softmax={"rope": share})
+        assert m.positions is None and m.max_len is None
+        assert m(tokens(1, 50)).isfinite().all()
+    # AFT-simple has a table all the same.
+    assert made(mixer="aft-simple,softmax", softmax={"rope": 1}).positions is not None
+
+
+def test_softmax_without_positions_sees_a_set():
+    m = made(mixer="softmax", layers=1, softmax={"rope": 0})
+    one, other = tokens(1, 9), tokens(1, 9).clone()
+    other[:, :8] = one[:, :8].flip(1)
+    torch.testing.assert_close(m(one)[:, -1], m(other)[:, -1])
+    m = made(mixer="softmax", layers=1, softmax={"rope": 1})
+    assert not torch.allclose(m(one)[:, -1], m(other)[:, -1])
+
+
+def test_weights_that_are_not_tied():
+    m = made(mixer="delta", tied=False)
+    tied = made(mixer="delta")
+    assert m.num_parameters() == tied.num_parameters() + 11 * 16
+    with torch.no_grad():
+        m.to_logits.weight.copy_(m.embedding.weight)
+        tied.load_state_dict(m.state_dict(), strict=False)
+    text = tokens(2, 9)
+    torch.testing.assert_close(m(text), tied(text))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mixer": "delat"}, "'softmax', .*'sum'.*'delat'"),
+        ({"vocab_size": 0}, "vocab_size to be at least 1, got 0"),
+        ({"layers": 0}, "layers"),
+        ({"d_ff": 0}, "d_ff to be at least 1, got 0"),
+        ({"heads": 3}, "d_model=16 and heads=3"),
+        ({"mixer": HYBRID, "layers": 6}, "divides layers=6, got 4"),
+        ({"mixer": []}, "divides layers=4, got 0"),
+        ({"mixer": ["delta", "delat"]}, "mixer to be one of 'softmax', .*'delat'"),
+        ({"mixer": "delta*x,softmax"}, r"number of layers after each \*.*'delta\*x'"),
+        ({"mixer": "delta*0,softmax"}, r"number of layers after each \*"),
+        ({"mixer": "delta,"}, "mixer to be one of .*''"),
+        ({"mixer": ["delta", "feedback"]}, "whole stack to be the only one"),
+        ({"mixer": "feedback", "norm": "rms"}, "whole stack, .*'norm': 'rms'"),
+        ({"mixer": "softmax", "fast_weights": {"conv_size": 4}}, "no fast_weights"),
+        ({"mixer": "fwp", "fast_weights": {"conv_size": 4}}, "no fast_weights"),
+        ({"mixer": "delta", "softmax": {"rope": 1}}, "no softmax"),
+        (
+            {"mixer": "delta", "fast_weights": {"conv": 4}},
+            "fast_weights .*'conv_size', .*got 'conv'",
+        ),
+        ({"mixer": "delta", "fast_weights": {"rule": "sum"}}, "got 'rule'"),
+        ({"mixer": "sum", "fast_weights": {"beta_max": 2}}, "beta_max=1"),
+        ({"fast_weights": {"like": "kimo"}}, "one of .*'kimi', got 'kimo'"),
+        ({"norm": "batch"}, "norm to be one of 'layer', 'rms', got 'batch'"),
+        ({"mlp": "relu"}, "mlp to be one of 'gelu', 'swiglu', got 'relu'"),
+        ({"norm_eps": -1.0}, "norm_eps to be a number, 0 or more, got -1.0"),
+        ({"mixer": "softmax", "softmax": {"rope": 0.3}}, "even integer, got rope=0.3"),
+        ({"mixer": "softmax", "softmax": {"rope": 1.5}}, "rope to be from 0 to 1"),
+        ({"mixer": "softmax", "softmax": {"rope_base": 0}}, "rope_base to be above 0"),
+        ({"mixer": "softmax", "softmax": {"qk_norm": "l2"}}, "qk_norm to be one of"),
+        ({"mixer": "softmax", "softmax": {"head_width": 0}}, "head_width to be at"),
+    ],
+)
+def test_errors_name_the_argument(options, message):
+    refuses(lambda: made(**options), message)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mixer": 3},
+        {"mixer": [3]},
+        {"fast_weights": [4]},
+        {"tied": 1},
+        {"norm_eps": "small"},
+        {"mixer": "softmax", "softmax": {"rope": "all"}},
+        {"mixer": "softmax", "softmax": {"out_gate": "silu"}},
+    ],
+)
+def test_a_wrong_type_is_a_type_error(options):
+    with pytest.raises(TypeError, match="expected"):
+        made(**options)

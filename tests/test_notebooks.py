@@ -3,16 +3,12 @@
 import ast
 import re
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 
 import address
 import nbformat
 import pytest
-import torch
-from accelerator import DEVICE, Accelerator
 
-from fwlab import data, exercises, plots, training
 from fwlab.exercises import EXERCISES, QUESTIONS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -165,69 +161,3 @@ def test_predictions_are_blind(name):
                     assert not literal, ast.unparse(node)
                     asked = left
     assert not asked
-
-
-@pytest.fixture
-def briefly(monkeypatch):
-    """On a GPU runtime, with a short text, two layers and two steps of training."""
-    made = []
-
-    class Brief(training.Trainer):
-        def __init__(self, config, text=None, resume=None):
-            config = replace(config, steps=2, eval_every=2, layers=2)
-            super().__init__(config, text, resume)
-            made.append(self)
-
-    text = (ROOT / "docs" / "errata.md").read_text("utf-8")
-    text = "It is To be A a" + "".join(x for x in text if x.isascii())
-    monkeypatch.setattr(training, "Trainer", Brief)
-    monkeypatch.setattr(training.devices, "device", lambda name: DEVICE)
-    monkeypatch.setattr(data, "corpus", lambda name=None: text[:12_000])
-    for name in ("check", "predict", "quiz", "reveal", "scoreboard"):
-        monkeypatch.setattr(exercises, name, lambda *given: None)
-    return made
-
-
-class WithoutVerdict(ast.NodeTransformer):
-    """Computes what is asserted, but expects nothing."""
-
-    def visit_Assert(self, node):
-        return ast.copy_location(ast.Expr(node.test), node)
-
-
-#: Notebooks that train; the others compute for long before they do.
-TRAINING = [
-    pytest.param(
-        path, id=path.stem, marks=() if "07" in path.stem else pytest.mark.slow
-    )
-    for path in PATHS
-    if "Trainer(" in path.read_text("utf-8")
-]
-
-
-@pytest.mark.parametrize("path", TRAINING)
-def test_training_runs_on_an_accelerator(path, briefly):
-    """`Trainer` moves the model there; all else has to follow."""
-    names = {}
-    with Accelerator():
-        for cell in code(nbformat.read(path, as_version=4)):
-            if cell.id != "setup":
-                tree = WithoutVerdict().visit(ast.parse(cell.source))
-                exec(compile(tree, f"{path.name}, {cell.id}", "exec"), names)
-    assert briefly and all(trainer.device == DEVICE for trainer in briefly)
-
-
-def test_what_a_gpu_refuses_is_refused():
-    with Accelerator():
-        x = torch.ones(3).to(DEVICE)
-        assert (x + 1).device == DEVICE and (x + torch.tensor(1)).device == DEVICE
-        assert x.cpu().numpy().sum() == x.sum().item() == 3
-        assert torch.equal(x[torch.tensor([0])].cpu(), torch.ones(1))
-        for mixed in (lambda: x + torch.ones(3), lambda: torch.ones(3)[x.long()]):
-            with pytest.raises(RuntimeError, match="one on the CPU"):
-                mixed()
-        with pytest.raises(TypeError, match="copy this tensor to the CPU"):
-            x.numpy()
-        ax = plots.new()[1]
-        with pytest.raises(TypeError):
-            ax.plot(x)

@@ -5,11 +5,11 @@ import inspect
 import alike
 import pytest
 import torch
-from alike import parts, refuses, weighted
+from alike import refuses, weighted
 from loops import RULES
 
-from fwlab import feature_maps, ops
-from fwlab.layers import AFTSimple, Block, FastWeightAttention, FastWeightProgrammer
+from fwlab import ops
+from fwlab.layers import FastWeightAttention
 from fwlab.models import MIXERS, LanguageModel
 
 
@@ -51,25 +51,6 @@ def test_in_both_directions(implementation, dtype):
     agree(with_gradients([y], inputs), with_gradients([wanted], inputs))
 
 
-@pytest.mark.parametrize("op", [ops.aft_simple, ops.fwp])
-def test_in_a_graph_each_document_is_a_row(op):
-    """Its borders are not known there."""
-    shape = (1, 9, 2, 3) if op is ops.fwp else (1, 9, 3)
-    inputs = [torch.randn(shape, requires_grad=True).double() for _ in "qkv"]
-    mask = torch.rand(1, 9) < 0.7
-
-    def packed(cu_seqlens):
-        options = {"cu_seqlens": cu_seqlens, "return_state": True, "key_mask": mask}
-        y, state = op(*inputs, **options)
-        return [y, *parts(state)]
-
-    torch.compiler.reset()
-    graph = torch.compile(packed, backend="aot_eager", fullgraph=True)
-    for lengths in ([4, 0, 5], [7, 1, 1]):
-        found, wanted = (f(borders(lengths)) for f in (graph, packed))
-        agree(*(with_gradients(some, inputs) for some in (found, wanted)))
-
-
 def call(cu_seqlens, batch=1, op="delta_rule", **options):
     x = torch.zeros(batch, 7, 3, 4)
     if op == "aft_simple":
@@ -101,59 +82,6 @@ def ints(*values):
 )  # fmt: skip
 def test_errors(call, error_type, message):
     refuses(call, message, error_type)
-
-
-LAYERS = {
-    "delta": lambda: FastWeightAttention(12, 3),
-    "delta-conv": lambda: FastWeightAttention(12, 3, conv_size=4, kv_heads=1),
-    "kimi": lambda: FastWeightAttention.like("kimi", 12, 3, value_heads=6),
-    "favor": lambda: FastWeightAttention(
-        12, 3, feature_maps.FAVOR(4, 8, seed=0), "sum", conv_size=2, value_heads=6
-    ),
-    "fwp": lambda: FastWeightProgrammer(12, 3),
-    "aft-simple": lambda: AFTSimple(12),
-    "block": lambda: Block(FastWeightAttention(12, 3, conv_size=1), 12),
-}
-
-
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
-def test_layers(make, masked):
-    """Also convolutions and running maxima begin again; in two calls."""
-    torch.manual_seed(0)
-    layer, lengths = make().double(), [5, 0, 1, 14, 2]
-    cut = borders(lengths).tolist()
-    x = torch.randn(1, 22, 12, dtype=torch.float64, requires_grad=True)
-    keep = torch.rand(1, 22) < 0.6 if masked else None
-    leaves = [x, *layer.parameters()]
-
-    def separate():
-        y, after = [], []
-        for i, state in enumerate(states):
-            part = slice(cut[i], cut[i + 1])
-            mask = keep[:, part] if masked else None
-            y_i, after_i = layer.prefill(x[:, part], state, mask)
-            y.append(y_i)
-            after.append(after_i)
-        return torch.cat(y, 1), after
-
-    states = [None] * 5
-    y, after = separate()
-    found = layer(x, keep, cu_seqlens=borders(lengths))
-    agree(with_gradients([found], leaves), with_gradients([y], leaves))
-    assert layer(x[:, :0], cu_seqlens=ints(0, 0, 0)).shape == (1, 0, 12)
-    if isinstance(layer, Block):
-        return  # has no state of its own
-    states = ops.detach(after)
-    y, after = separate()
-    joined = map(torch.cat, zip(*map(parts, after), strict=True))
-    _, middle = layer.prefill(x, None, keep, cu_seqlens=borders(lengths))
-    middle = ops.detach(middle)
-    found, after = layer.prefill(x, middle, keep, cu_seqlens=borders(lengths))
-    agree(
-        with_gradients([found, *parts(after)], leaves),
-        with_gradients([y, *joined], leaves),
-    )
 
 
 def model(mixer):
@@ -193,7 +121,8 @@ def test_models_that_cannot_pack(mixer):
 
 def test_errors_of_layers_and_models():
     tokens, x = torch.zeros(1, 20).long(), torch.zeros(1, 20, 12).double()
-    aft, delta, layer = model("aft-simple"), model("delta"), LAYERS["delta-conv"]()
+    aft, delta = model("aft-simple"), model("delta")
+    layer = FastWeightAttention(12, 3, conv_size=4, kv_heads=1)
     _, state = layer.double().prefill(x)
     two = x.expand(2, -1, -1)
     for call, message in (
@@ -221,7 +150,7 @@ def test_errors_of_layers_and_models():
 
 def test_a_packed_layer_is_one_graph():
     """Documents of other lengths need no other graph."""
-    layer, x = LAYERS["delta"](), torch.randn(1, 9, 12)
+    layer, x = FastWeightAttention(12, 3), torch.randn(1, 9, 12)
     torch.compiler.reset()
     whole = torch.compile(layer, backend="aot_eager", fullgraph=True)
     for lengths in ([4, 0, 5], [7, 1, 1]):

@@ -1,18 +1,13 @@
 """The fast weight rules: what the fuzzer does not see."""
 
 from functools import partial
-from itertools import pairwise
-from typing import Unpack
 
 import pytest
 import torch
-from alike import error, parts, problem
+from alike import error, problem
 from loops import RULES
 
 from fwlab import ops
-from fwlab.ops._operation import Keys, PerHead, Queries, Values
-from fwlab.ops._rules import Inputs, RuleOptions, rule
-from fwlab.ops.linear import FORMS
 
 both = pytest.mark.parametrize("implementation", ["naive", "chunked", "efficient"])
 
@@ -91,73 +86,6 @@ def test_divergence_is_never_hidden(seed):
     )[0, :, 0]
     for step in range(first[1]):
         assert error(results[1][step], exact[step]) < 1e-2
-
-
-def leaky_loop(q, k, v, beta, W):
-    """A rule of a contributor: fades by a constant, and writes under moved keys."""
-    y = []
-    for q_t, k_t, v_t, b_t in zip(*(x.unbind(1) for x in (q, k, v, beta)), strict=True):
-        W = 0.9 * W + (b_t[..., None] * v_t)[..., None] * (k_t + 0.5)[..., None, :]
-        y.append((W * q_t[..., None, :]).sum(-1))
-    return torch.stack(y, 1), W
-
-
-def leaky_mean_loop(q, k, v, beta, W, z):
-    y = []
-    for q_t, k_t, v_t, b_t in zip(*(x.unbind(1) for x in (q, k, v, beta)), strict=True):
-        W = 0.9 * W + (b_t[..., None] * v_t)[..., None] * (k_t + 0.5)[..., None, :]
-        z = 0.9 * z + b_t[..., None] * (k_t + 0.5)
-        y.append((W * q_t[..., None, :]).sum(-1) / (z * q_t).sum(-1, keepdim=True))
-    return torch.stack(y, 1), W, z
-
-
-@rule(FORMS, leaky_loop, leaky_mean_loop)
-def leaky_rule(
-    q: Queries,
-    k: Keys,
-    v: Values,
-    beta: PerHead,
-    *,
-    normalize: bool = False,
-    **options: Unpack[RuleOptions],
-) -> Inputs:
-    beta = beta[..., None]
-    return Inputs(decay=torch.full_like(beta, 0.9), strength=beta, k=k + 0.5)
-
-
-@both
-@pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_masked_step_of_a_rule_with_constants(implementation, normalize, packed):
-    """It is as if the token were not there, whatever a rule does with zeros; and so
-    are the steps that fill up a document.
-    """
-    q, k, v = (random(1, 40, heads, 3, seed=heads).abs() for heads in (4, 2, 2))
-    beta, W, z = random(1, 40, 2).abs(), random(2, 2, 3, 3), random(2, 2, 3).abs()
-    keep, cuts = random(1, 40) < 0.4, [0, 11, 40] if packed else [0, 40]
-    state = [x if packed else x[:1] for x in (W, z)[: 1 + normalize]]
-    y, after = leaky_rule(
-        q,
-        k,
-        v,
-        beta,
-        normalize=normalize,
-        key_mask=keep,
-        cu_seqlens=torch.tensor(cuts) if packed else None,
-        state=ops.NormalizedState(*state) if normalize else state[0],
-        return_state=True,
-        implementation=implementation,
-    )
-    for i, (start, stop) in enumerate(pairwise(cuts)):
-        real = torch.arange(start, stop)[keep[0, start:stop]]
-        wide = [x[:, real].repeat_interleave(2, 2) for x in (k, v, beta)]
-        copies = [x[i : i + 1].repeat_interleave(2, 1) for x in state]
-        loop = leaky_mean_loop if normalize else leaky_loop
-        wanted, *end = loop(q[:, real], *wide, *copies)
-        assert error(y[:, real], wanted) < 1e-12
-        for found, right in zip(parts(after), end, strict=True):
-            assert error(found[i : i + 1], right[:, ::2]) < 1e-12
-    assert not y[~keep].any()
 
 
 #: Gates that have limits.

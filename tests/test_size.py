@@ -8,9 +8,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 #: Lines that were reached. Lower one when a room shrinks; to raise it takes a reason.
 LINES = {
-    "fwlab/ops": 9_692,
-    "fwlab/layers": 2_935,
-    "tests": 35_520,
+    "fwlab/ops": 9_370,
+    "fwlab/layers": 2_630,
+    "fwlab/models": 1_640,
+    "fwlab/training": 1_660,
+    "fwlab/data": 1_190,
+    "fwlab/bench": 830,
+    "tests": 31_700,
 }
 
 

@@ -83,10 +83,10 @@ def test_prefill_and_step_are_forward(memory, segment, masked):
     for t in range(15, 23):
         y, state = model.step(x[:, t], state)
         pieces.append(y[:, None])
+        size = sum(part.numel() for layer in state for part in layer[:2])
+        assert size == 2 * model.state_size(t + 1)  # of two sequences
     torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-10, atol=1e-11)
-    first, _ = model.step(x[:, 0])
-    if not masked:
-        torch.testing.assert_close(first, whole[:, 0])
+    assert model.state_size(10**6) <= model.state_size()
 
 
 def test_what_a_token_sees():
@@ -121,20 +121,6 @@ def test_state_sizes_of_table_4():
     assert millions == [0.131, 1.049, 2.097, 6.291]
 
 
-@cuts
-def test_state_has_the_size_it_says(memory, segment):
-    model, x = make(memory, segment)
-    state, sizes = None, [model.state_size(0)]
-    for t in range(23):
-        _, state = model.step(x[:, t], state)
-        numbers = sum(p.numel() for layer in state for p in layer[:2])
-        sizes.append(numbers // 2)  # two sequences
-        assert sizes[-1] == model.state_size(t + 1)
-    assert sizes[0] == 0
-    if memory + segment < 20:
-        assert max(sizes) == model.state_size()
-
-
 def test_gradients_through_the_state():
     """Within a segment as in the whole sequence; across segments, none."""
     model, x = make(5, 8)
@@ -154,17 +140,14 @@ def test_gradients_through_the_state():
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        (3, "state to be a list with a SegmentState per layer, got int"),
-        ([None], "state with 2 parts.*got 1"),
+        (3, "state to be a list of 2 SegmentStates, one per layer, got int"),
+        ([None], "state to be a list of 2 SegmentStates, .*got 1"),
         ([PART, PART], r"expected state to be a SegmentState \(memory, segment, mask\), got Tensor"),
-        ([(PART, None, None)] * 2, "expected state.segment to be a tensor, got NoneType"),
         ([(PART[0], PART, None)] * 2, r"expected state.memory of shape \[2, 0, 3, 8\].*got \[3, 3, 8\]"),
         ([(PART, PART[:1], None)] * 2, r"expected state.segment of shape \[2, 3, 3, 8\].*got \[1, 3"),
         # Longer than the memory, and than the segment, of this model.
         ([(PART.repeat(1, 2, 1, 1), PART, None)] * 2, r"state.memory .*\[2, 5, 3, 8\]"),
         ([(PART, PART.repeat(1, 2, 1, 1), None)] * 2, r"state.segment .*\[2, 4, 3, 8\]"),
-        ([(PART, PART.float(), None)] * 2, r"expected state.segment in \w+ for these inputs, got float32"),
-        ([(PART, PART.to("meta"), None)] * 2, r"expected state.segment on cpu, .*got meta"),
         ([(PART, PART, PART)] * 2, "expected state.mask to be a bool tensor"),
         ([(PART, PART, MASK[:, :5])] * 2, r"expected state.mask of shape \[2, 6\].*got \[2, 5\]"),
     ],
@@ -193,10 +176,6 @@ def test_sinusoids():
     assert sinusoids(torch.arange(5), 5).shape == (5, 5)
 
 
-def test_codes_are_not_saved():
-    assert "codes" not in " ".join(make(4, 6)[0].state_dict())
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -205,9 +184,7 @@ def test_codes_are_not_saved():
         (lambda: TransformerXL(12, 3, 1, d_ff=0), "d_ff to be at least 1, got 0"),
         (lambda: TransformerXL(12, 3, 1, memory=-1), "memory to be .* 0, got -1"),
         (lambda: RelativeAttention(12, 3, segment=0), "segment to be .* 1, got 0"),
-        (lambda: RelativeAttention(12, 3)(torch.zeros(2, 5, 9)), r"12\].*\[2, 5, 9\]"),
         (lambda: TransformerXL(12, 3, 1)(torch.zeros(2, 5, 9)), r"TransformerXL: .*x .*12\].*\[2, 5, 9\]"),
-        (lambda: RelativeAttention(12, 3).step(torch.zeros(2, 5, 12)), r"\[batch, 12\]"),
     ],
 )  # fmt: skip
 def test_errors_name_the_argument(call, message):

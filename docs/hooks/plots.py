@@ -7,11 +7,10 @@ holds.
 
 import io
 import re
-import sys
 from contextlib import contextmanager
 from html import escape, unescape
-from pathlib import Path
 
+import crossings
 import matplotlib as mpl
 import numpy as np
 from markupsafe import Markup
@@ -19,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+from templates import render
 
 from fwlab.layers.fast_weight_attention import RULES
 from fwlab.plots import (
@@ -32,11 +32,6 @@ from fwlab.plots import (
     short_svg,
     style,
 )
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tools"))
-from bench import generation as by_context
-from bench import lengths as by_length
-from templates import render
 
 #: Points: letters of at least 11 pixels where the page is 390 wide.
 LETTERS = 11.5
@@ -354,14 +349,14 @@ def decoding(run: dict) -> str:
 
 def generation(run: dict) -> str:
     """Tokens per second by context, and where a constant cost is less."""
-    times = by_context.by_model(run["generation"])
-    faster = by_context.crossings(run["generation"])
-    contexts = [*times[by_context.NANOGPT]]
+    times = crossings.times_by_model(run["generation"])
+    faster = crossings.by_model(run["generation"])
+    contexts = [*times[crossings.NANOGPT]]
     with styled():
         figure, (ax,) = panels(3.6)
         ends, every = [], []
         for name, line in times.items():
-            look = COMPARED["dense"] if name == by_context.NANOGPT else _look(name)
+            look = COMPARED["dense"] if name == crossings.NANOGPT else _look(name)
             color, marker, dashes, _ = look
             speeds = [1e6 / us for us in line.values()]
             ax.plot(
@@ -375,8 +370,10 @@ def generation(run: dict) -> str:
             ends.append((contexts[-1], speeds[-1], name, color))
             words = f"{name} from {speeds[0]:,.0f} to {speeds[-1]:,.0f}"
             if name in faster:
-                at = by_context.said(faster[name], contexts)
-                words += f", faster than {by_context.NANOGPT} {at}"
+                at = crossings.in_words(
+                    faster[name], contexts[0], contexts[-1], "context"
+                )
+                words += f", faster than {crossings.NANOGPT} {at}"
             every.append(words)
         ax.set(xscale="log", yscale="log", xlabel="context", ylabel="tokens per second")
         _ticks(ax.xaxis, contexts[::2])
@@ -386,7 +383,7 @@ def generation(run: dict) -> str:
         if at is not None and at > contexts[0]:
             ax.axvline(at, color=FAST, linewidth=1.4, linestyle=":")
             ax.annotate(
-                by_context.rounded(at),
+                crossings.rounded(at),
                 (at, 0.04),
                 xycoords=ax.get_xaxis_transform(),
                 xytext=(3, 0),
@@ -403,8 +400,8 @@ def generation(run: dict) -> str:
 
 def lengths(run: dict) -> str:
     """Time by sequence length, and where it crosses that of other forms."""
-    crossings = {line["op"]: line for line in by_length.crossings(run["lengths"])}
-    times = by_length.times(run["lengths"], "T")
+    found_at = {line["op"]: line for line in crossings.by_operation(run["lengths"])}
+    times = crossings.times_by_form(run["lengths"], "T")
     batch = run["lengths"][0]["batch"]
     with styled():
         figure, axes = _panels(times)
@@ -413,13 +410,13 @@ def lengths(run: dict) -> str:
                 ("dense", "top", 0.97, "right"),
                 ("softmax", "bottom", 0.04, "left"),
             ):
-                found = crossings[op][name]
+                found = found_at[op][name]
                 if not found or found["at"] in (None, found["first"]):
                     continue
                 color = COMPARED[name][0]
                 ax.axvline(found["at"], color=color, linewidth=1.4, linestyle=":")
                 ax.annotate(
-                    by_length.rounded(found["at"]),
+                    crossings.rounded(found["at"]),
                     (found["at"], place),
                     xycoords=ax.get_xaxis_transform(),
                     xytext=(-3 if side == "right" else 3, 0),
@@ -431,15 +428,15 @@ def lengths(run: dict) -> str:
         _scales(figure, axes, "T", [16, 256, 4096], "ms")
         every = "; ".join(
             f"{op}, {_range(forms, 'T')}, faster than its dense form "
-            f"{by_length.said(crossings[op]['dense'])}, than softmax attention "
-            f"{by_length.said(crossings[op]['softmax'])}"
-            if crossings[op]["dense"]
+            f"{crossings.operation_in_words(found_at[op]['dense'])}, than softmax attention "
+            f"{crossings.operation_in_words(found_at[op]['softmax'])}"
+            if found_at[op]["dense"]
             else f"{op}, {_range(forms, 'T')}, without a dense form, faster than "
-            f"softmax attention {by_length.said(crossings[op]['softmax'])}"
+            f"softmax attention {crossings.operation_in_words(found_at[op]['softmax'])}"
             for op, forms in times.items()
             if op in axes
         )
-        softmax = _range(times[by_length.SOFTMAX], "T")
+        softmax = _range(times[crossings.SOFTMAX], "T")
         return drawn(
             figure,
             "lengths",
@@ -450,7 +447,7 @@ def lengths(run: dict) -> str:
 
 def batches(run: dict) -> str:
     """Time of one sequence by the number of sequences in a batch."""
-    times = by_length.times(run["batches"], "batch")
+    times = crossings.times_by_form(run["batches"], "batch")
     each = {
         op: {
             form: {batch: time / batch for batch, time in by_batch.items()}
@@ -475,21 +472,21 @@ def batches(run: dict) -> str:
 
 def _panels(times: dict[str, dict]) -> tuple[Figure, dict]:
     """The lines of each operation, its dense form and softmax attention."""
-    ops = [op for op in times if op != by_length.SOFTMAX]
+    ops = [op for op in times if op != crossings.SOFTMAX]
     rows = -(-len(ops) // 2)
     figure, grid = panels(1.9 * rows + 0.7, rows, 2, sharex=True, sharey=True)
     for ax in grid[len(ops) :]:
         ax.set_visible(False)
     axes = dict(zip(ops, grid, strict=False))
-    softmax = times[by_length.SOFTMAX][by_length.FWLAB]
+    softmax = times[crossings.SOFTMAX][crossings.FWLAB]
     for op, ax in axes.items():
         ax.set_title(op, fontsize=LETTERS)
         ax.tick_params(left=False, bottom=False)  # the grid shows them
         ours = (SERIES[0] if op.startswith("aft") else FAST, "o", "-", "fwlab")
         lines = (
             (COMPARED["softmax"], softmax),
-            (COMPARED["dense"], times[op].get(by_length.DENSE, {})),
-            (ours, times[op][by_length.FWLAB]),
+            (COMPARED["dense"], times[op].get(crossings.DENSE, {})),
+            (ours, times[op][crossings.FWLAB]),
         )
         for (color, marker, dashes, label), line in lines:
             ax.plot(
@@ -522,7 +519,7 @@ def _scales(figure, axes: dict, name: str, places: list[int], unit: str) -> None
 
 def _range(forms: dict, axis: str) -> str:
     """The time at the minimum and at the maximum length or batch."""
-    line = forms[by_length.FWLAB]
+    line = forms[crossings.FWLAB]
     first, last = min(line), max(line)
     return f"{line[first]:,.2f} at {axis} {first:,} and {line[last]:,.0f} at {last:,}"
 

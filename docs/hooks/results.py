@@ -9,6 +9,7 @@ whose files are missing is left out.
 import re
 from itertools import groupby
 
+import crossings
 import plots
 from repository import ROOT
 from templates import TEMPLATES, render
@@ -159,20 +160,19 @@ def _lengths() -> dict | None:
     run = _read(LENGTHS)
     if not run:
         return None
-    lengths = plots.by_length
-    times = lengths.times(run["lengths"], "T")
+    times = crossings.times_by_form(run["lengths"], "T")
     sizes = sorted({row["T"] for row in run["lengths"]})
     shown = [size for size in sizes if size in (64, 512, 4096)]
     rows = [
         {
             "op": line["op"],
-            "dense": lengths.said(line["dense"]),
-            "softmax": lengths.said(line["softmax"]),
-            "times": [times[line["op"]][lengths.FWLAB].get(size) for size in shown],
+            "dense": crossings.operation_in_words(line["dense"]),
+            "softmax": crossings.operation_in_words(line["softmax"]),
+            "times": [times[line["op"]][crossings.FWLAB].get(size) for size in shown],
         }
-        for line in lengths.crossings(run["lengths"])
+        for line in crossings.by_operation(run["lengths"])
     ]
-    softmax = times[lengths.SOFTMAX][lengths.FWLAB]
+    softmax = times[crossings.SOFTMAX][crossings.FWLAB]
     return {
         "rows": rows,
         "softmax": [softmax.get(size) for size in shown],
@@ -201,15 +201,18 @@ def _generation() -> dict | None:
     run = _read(GENERATION)
     if not run:
         return None
-    measured = plots.by_context
-    times = measured.by_model(run["generation"])
-    faster = measured.crossings(run["generation"])
-    contexts = [*times[measured.NANOGPT]]
+    times = crossings.times_by_model(run["generation"])
+    faster = crossings.by_model(run["generation"])
+    contexts = [*times[crossings.NANOGPT]]
     shown = [at for at in contexts if at in (64, 512, 2048, 8192)]
     rows = {
         name: {
             "speeds": [1e6 / line[at] for at in shown],
-            "faster": measured.said(faster[name], contexts) if name in faster else "–",
+            "faster": crossings.in_words(
+                faster[name], contexts[0], contexts[-1], "context"
+            )
+            if name in faster
+            else "–",
         }
         for name, line in times.items()
     }

@@ -1,7 +1,6 @@
-"""Benchmarks: `operations` on a CPU, `kernels` on a GPU.
+"""Measure speed and memory: `operations` on a CPU, `kernels` on a GPU.
 
-`operations` measures naive against efficient, training steps and
-decoding. Those in docs/tools/bench of the repository compare with others.
+docs/tools/peers.py of the repository compares with others.
 """
 
 from collections.abc import Callable

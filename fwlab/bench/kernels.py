@@ -1,19 +1,17 @@
-"""Speed of the kernels on a GPU, in one table, each with its error.
+"""Measure the kernels on a GPU, in one table, each with its error.
 
-Every operation that has a kernel of ours is computed forward and backward
-by our kernel, by flash-linear-attention if it is installed, and by the
-efficient form. First each one is compared with the naive loop in float64,
-in three precisions, in memory filled with NaN; then it is timed. Where the
-tests of the repository are, `pytest -m gpu` checks more: states, ragged
-lengths, all widths.
+Every operation that has a kernel of ours is computed forward and backward by our kernel,
+by flash-linear-attention if it is installed, and by the efficient form. Each is first
+compared with the naive loop in float64, in three precisions, in memory filled with NaN;
+then it is timed. Every row is written when it is measured, and a run that was stopped
+goes on. `pytest -m gpu` in the repository checks more: states, ragged lengths, all widths.
 """
 
+import json
 import math
 import re
-import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -21,231 +19,177 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from fwlab import ops
-from fwlab.bench import aft, feedback, fla, rules
-from fwlab.bench.case import Case, bar, once, printed, shape_text
+from fwlab.bench.measure import print_rows, shape_text
+from fwlab.bench.operations import largest_error, once
+from fwlab.bench.problems import RULES, Problem, problem
 from fwlab.files import destination, write_json
+from fwlab.ops import _operation as operation
 from fwlab.ops import _triton
-from fwlab.ops._operation import Refused
 from fwlab.provenance import provenance
 
 #: Maximum relative error of an output or a gradient.
 LIMITS = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
-#: The precision of the times, the last one. For each one, flash-linear-attention
-#: tunes its kernels again, which takes minutes: it is compared in this one only.
+#: The precision of the times, the last one. flash-linear-attention, which tunes its
+#: kernels for minutes in each, is compared in this one only.
 TIMED = "bfloat16"
-#: What is compared; the naive loop gives the reference.
 SIDES = ("triton", "fla", "efficient")
-
-#: batch, time, heads, width: long, wide and ragged, and short: less than one
-#: chunk.
-RULES = ((8, 4096, 16, 64), (4, 2000, 16, 128), (32, 50, 16, 64))
-#: batch, time, width, window, heads.
-AFT = ((32, 2048, 1024, 64, 16), (4, 500, 128, 16, 4))
-#: batch, time, layers, width, heads.
-FEEDBACK = ((8, 512, 4, 256, 8),)
-
-Row = dict[str, Any]
+#: Long, wide and ragged, and less than one chunk.
+RULE_SIZES = (
+    {"batch": 8, "time": 4096, "heads": 16, "width": 64},
+    {"batch": 4, "time": 2000, "heads": 16, "width": 128},
+    {"batch": 32, "time": 50, "heads": 16, "width": 64},
+)
+AFT_SIZES = (
+    {"batch": 32, "time": 2048, "width": 1024, "window": 64, "heads": 16},
+    {"batch": 4, "time": 500, "width": 128, "window": 16, "heads": 4},
+)
+FEEDBACK_SIZES = ({"batch": 8, "time": 512, "width": 256, "heads": 8, "layers": 4},)
 #: Milliseconds and peak MiB of a call; None = not measured.
 Clock = Callable[[Callable[[], Any]], tuple[float | None, float | None]]
+Row = dict[str, Any]
 
 
-def cases(
-    rule_sizes: tuple[tuple[int, ...], ...] = RULES,
-    aft_sizes: tuple[tuple[int, ...], ...] = AFT,
-    feedback_sizes: tuple[tuple[int, ...], ...] = FEEDBACK,
-) -> Iterator[Case]:
-    """Every operation that has a kernel of ours, at its sizes."""
+def cases() -> Iterator[tuple[Any, dict[str, int]]]:
+    """Yield every operation that has a kernel of ours, at its sizes."""
     for name, op in ops.TABLE.items():
-        if "triton" not in op.forms:
-            continue
-        if hasattr(op, "rule"):
-            for batch, steps, heads, width in rule_sizes:
-                shape = {"batch": batch, "T": steps, "heads": heads, "width": width}
-                problem = partial(
-                    rules.problem,
-                    op=op,
-                    time=steps,
-                    width=width,
-                    batch=batch,
-                    heads=heads,
-                )
-                yield _case(name, shape, problem, rules.without_mean(op))
-        elif name == "feedback":
-            for batch, steps, layers, width, heads in feedback_sizes:
-                shape = {"batch": batch, "T": steps, "layers": layers, "width": width}
-                problem = partial(
-                    feedback.problem,
-                    time=steps,
-                    layers=layers,
-                    groups=layers,
-                    batch=batch,
-                    width=width,
-                    heads=heads,
-                )
-                yield _case(name, shape, problem, partial(feedback.stack, heads=heads))
-        else:
-            for batch, steps, width, window, heads in aft_sizes:
-                shape = {"batch": batch, "T": steps, "width": width}
-                bias = {
-                    "aft_full": (steps, steps),
-                    "aft_local": (steps, window),
-                    "aft_conv": (heads, window),
-                }.get(name, ())
-                problem = partial(
-                    aft.problem,
-                    time=steps,
-                    bias=bias,
-                    batch=batch,
-                    width=width,
-                    heads=heads if name == "aft_conv" else None,
-                )
-                yield _case(name, shape, problem, op)
+        sizes = FEEDBACK_SIZES if name == "feedback" else AFT_SIZES
+        for size in RULE_SIZES if name in RULES else sizes:
+            if "triton" in op.forms:
+                yield op, size
 
 
-def _case(
-    name: str,
-    shape: dict[str, int],
-    problem: Callable[[torch.dtype], Any],
-    op: Callable[..., Tensor],
-) -> Case:
-    sides: dict[str, Any] = {
-        side: fla.PEERS.get(name) if side == "fla" else partial(op, implementation=side)
-        for side in (*SIDES, "naive")
-    }
-    return Case(name, shape, problem, {n: call for n, call in sides.items() if call})
+def key(op: Any, size: dict[str, int]) -> str:
+    """Name a case in one word."""
+    return "-".join([op.__name__, *(f"{n}{value}" for n, value in size.items())])
 
 
-def piece(op: str, inputs: list[Tensor]) -> tuple[list[Tensor], int]:
-    """An independent part of the inputs, so that the naive loop has room.
+def peer(name: str) -> Callable[..., Tensor] | None:
+    """Return what computes an operation in flash-linear-attention, None if nothing does.
 
-    That is the first head, or channel, of the first sequence. Also returns
-    how many of them, from the first on, have gradients of this part alone.
+    It takes the tensors of our operation; by default it scales queries, and its decays
+    are logarithms: one of 0 is raised to 1e-11.
     """
-    if op == "feedback":
-        return [inputs[0][:1], *inputs[1:]], 1
-    first = [x[:1, :, :1] for x in inputs[:3]]
-    if op == "aft_conv":
-        return [*first, *(kernel[:1] for kernel in inputs[3:])], 3
-    if op.startswith("aft"):
-        return [*first, *inputs[3:]], 3
-    rule = ops.TABLE[op].rule
-    heads = [
-        dims.index("queries" if name == "q" else "heads")
-        for name, dims in rule.tensors.names.items()
-        if name not in rule.optional
-    ]
-    parts = [x[:1].narrow(at, 0, 1) for at, x in zip(heads, inputs, strict=False)]
-    return parts, len(parts)
+    if not (version("flash-linear-attention") or version("fla-core")):
+        return None
 
+    def added(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        from fla.ops.simple_gla import chunk_simple_gla
 
-def rows(case: Case, device: str, clock: Clock) -> list[Row]:
-    """A row for each side: errors by precision, time and memory, and why not."""
-    by_side: dict[str, Row] = {
-        side: {
-            "op": case.name,
-            "case": case.key,
-            "shape": case.shape,
-            "side": side,
-            "errors": dict.fromkeys(LIMITS),
-            "refused": None,
-            "reason": None,
-            "ms": None,
-            "peak_mib": None,
-        }
-        for side in case.sides
-        if side != case.exact and not (side == "fla" and not fla.version())
+        return chunk_simple_gla(q, k, v, scale=1.0, **options)[0]
+
+    def gated(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+        kept = (1 - beta.float()).clamp(min=1e-11)
+        return added(q, k, beta[..., None] * v, g=kept.log())
+
+    def delta(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+        from fla.ops.delta_rule import chunk_delta_rule
+
+        return chunk_delta_rule(q, k, v, beta=beta, scale=1.0)[0]
+
+    def implicit(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+        return delta(q, k, v, beta / (1 + beta * k.square().sum(-1)))
+
+    def gated_delta(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor) -> Tensor:
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+        return chunk_gated_delta_rule(q, k, v, g=g.float(), beta=beta, scale=1.0)[0]
+
+    peers: dict[str, Any] = {
+        "sum_rule": added,
+        "gated_rule": gated,
+        "delta_rule": delta,
     }
-    for dtype in LIMITS:
-        inputs, dy = case.problem(getattr(torch, dtype))
-        assert dy is not None
-        inputs = [x.detach().to(device).requires_grad_() for x in inputs]
-        dy = dy.to(device)
-        try:
-            exact = _reference(case, inputs, dy)
-        except Exception as failure:
-            reason = f"error unknown: {explain(failure)}"
-            return [row | {"reason": reason} for row in by_side.values()]
-        for side, row in by_side.items():
-            if row["reason"] or (side == "fla" and dtype != TIMED):
-                continue
-            with _explained(row):
-                with _memory_of_nan():
-                    got = once(case.sides[side], inputs, dy)
-                error = _error(case, got, exact)
-                if not math.isfinite(error):
-                    raise ArithmeticError(f"{dtype}: the result is not finite")
-                row["errors"][dtype] = float(f"{error:.1e}")
-    for side, row in by_side.items():
-        if row["errors"][dtype] is None or row["reason"]:
-            continue
-        with _explained(row):
-            row["ms"], row["peak_mib"] = clock(
-                partial(once, case.sides[side], inputs, dy)
-            )
-    return [*by_side.values()]
+    peers |= {"implicit_delta_rule": implicit, "gated_delta_rule": gated_delta}
+    return peers.get(name)
 
 
-def _reference(case: Case, inputs: list[Tensor], dy: Tensor) -> list[Tensor]:
-    """Output and gradients of the piece, by the naive loop in float64."""
-    part, compared = piece(case.name, inputs)
-    leaves = [x.detach().double().requires_grad_() for x in part]
-    exact = once(case.sides[case.exact], leaves, _of_output(case, dy).double())
-    return exact[: compared + 1]
+def piece(op: Any, tensors: list[Tensor]) -> list[Tensor]:
+    """Return an independent part, for which the naive loop has room.
+
+    That is the first head, or channel, of the first sequence; of a feedback stack, the
+    first sequence.
+
+    - `tensors`: the inputs of an operation, or the first of them, or their gradients.
+    """
+    parts = []
+    names = dimensions(op)
+    for at, x in enumerate(tensors):
+        dims = names[at] if at < len(names) else ()  # all weights of a feedback stack
+        for dim in ("batch", "heads", "queries", "channels"):
+            if dim in dims and not (dim == "channels" and "heads" in dims):
+                x = x.narrow(dims.index(dim), 0, 1)
+        parts.append(x)
+    return parts
 
 
-def _of_output(case: Case, y: Tensor) -> Tensor:
-    """The same piece of a tensor with the shape of the output."""
-    return piece(case.name, [y])[0][0]
+def dimensions(op: Any) -> list[tuple[str, ...]]:
+    """Return the names of the dimensions of all inputs that `problem` draws."""
+    optional = op.rule.optional if hasattr(op, "rule") else {"factors"}
+    names = operation.annotated(op).names
+    return [dims for name, dims in names.items() if name not in optional]
 
 
-def _error(case: Case, results: list[Tensor], exact: list[Tensor]) -> float:
-    """The maximum relative error of the piece; infinite if it is not a number."""
+def compared(op: Any, results: list[Tensor]) -> list[Tensor]:
+    """Return what depends on the piece alone: the output, and gradients of sequences."""
     y, *gradients = results
-    have = [_of_output(case, y), *piece(case.name, gradients)[0]]
-    worst = 0.0
-    for a, b in zip(have, exact, strict=False):
-        error = ((a.double() - b).norm() / b.norm().clamp(min=1e-30)).item()
-        worst = max(worst, error if error == error else float("inf"))
-    return worst
+    alone = sum("batch" in dims for dims in dimensions(op))
+    return [*piece(op, [y]), *piece(op, gradients)[:alone]]
 
 
-@contextmanager
-def _memory_of_nan() -> Iterator[None]:
-    """New memory holds NaN: what a kernel does not write shows."""
+def measure_row(
+    op: Any, size: dict[str, int], side: str, device: str, clock: Clock
+) -> Row:
+    """Measure a side: errors by precision, time and memory, and why there are none."""
+    shape = {"T" if n == "time" else n: value for n, value in size.items()}
+    row: Row = {"op": op.__name__, "case": key(op, size), "shape": shape, "side": side}
+    row |= {"errors": dict.fromkeys(LIMITS), "refused": None, "reason": None}
+    row |= {"ms": None, "peak_mib": None}
+    try:
+        for dtype in LIMITS if side != "fla" else [TIMED]:
+            given = problem(op, getattr(torch, dtype), **size)
+            inputs = [x.detach().to(device).requires_grad_() for x in given.inputs]
+            call: Any = peer(op.__name__) if side == "fla" else given.call
+            named = {} if side == "fla" else {"implementation": side}
+            given = Problem(given.call, inputs, given.gradient.to(device))
+            exact = reference(op, given)
+            work = partial(once, partial(call, **named), given)
+            error = largest_error(compared(op, in_memory_of_nan(work)), exact)
+            if not math.isfinite(error):
+                raise ArithmeticError(f"{dtype}: the result is not finite")
+            row["errors"][dtype] = float(f"{error:.1e}")
+        row["ms"], row["peak_mib"] = clock(work)
+    except operation.Refused as error:
+        row["refused"] = str(error)
+    except Exception as error:
+        first = next((line for line in str(error).splitlines() if line.strip()), "")
+        row["reason"] = f"{type(error).__name__}: {first.strip()}"[:300]
+    return row
+
+
+def reference(op: Any, given: Problem) -> list[Tensor]:
+    """Compute output and gradients of the piece, by the naive loop in float64."""
+    leaves = [x.detach().double().requires_grad_() for x in piece(op, given.inputs)]
+    (gradient,) = piece(op, [given.gradient.double()])
+    naive = partial(given.call, implementation="naive")
+    return once(naive, Problem(naive, leaves, gradient))
+
+
+def in_memory_of_nan(call: Callable[[], Any]) -> Any:
+    """Call with new memory that holds NaN: what a kernel does not write shows."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            yield
+            return call()
     finally:
         torch.use_deterministic_algorithms(False)
 
 
-@contextmanager
-def _explained(row: Row) -> Iterator[None]:
-    """Keep in the row what goes wrong; a limit of a kernel is no failure."""
-    try:
-        yield
-    except Refused as error:
-        row["refused"] = str(error)
-    except Exception as error:
-        row["reason"] = explain(error)
-
-
-def explain(error: Exception) -> str:
-    """What went wrong, in one line."""
-    if isinstance(error, ArithmeticError):
-        return str(error)
-    if isinstance(error, torch.cuda.OutOfMemoryError):
-        return "out of memory"
-    first = next((line for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {first.strip()}"[:300]
-
-
 def on_gpu(call: Callable[[], Any]) -> tuple[float, float]:
-    """The median time of a call with a cold cache, and its peak memory."""
+    """Measure the median time of a call with a cold cache, and its peak memory."""
     from triton.testing import do_bench
 
     ms = do_bench(call, warmup=100, rep=500, return_mode="median")
@@ -258,23 +202,10 @@ def on_gpu(call: Callable[[], Any]) -> tuple[float, float]:
     return float(f"{ms:.4g}"), round(peak, 1)
 
 
-def wrong(row: Row) -> list[str]:
-    """What is wrong with a row, in words."""
-    beyond = [
-        f"{dtype} {row['errors'][dtype]:.1e}"
-        for dtype, limit in LIMITS.items()
-        if row["errors"][dtype] is not None and not row["errors"][dtype] <= limit
-    ]
-    return [row["reason"]] if row["reason"] else beyond
-
-
-def verdict(measured: list[Row]) -> tuple[bool, str]:
-    """Whether our kernels are right, and one sentence about it.
-
-    What a kernel refuses by design is neither right nor wrong.
-    """
-    ours = {row["case"]: row for row in measured if row["side"] == "triton"}
-    bad = {case: wrong(row) for case, row in ours.items() if wrong(row)}
+def verdict(rows: list[Row]) -> tuple[bool, str]:
+    """Say whether our kernels are right; what one refuses is neither right nor wrong."""
+    ours = {row["case"]: row for row in rows if row["side"] == "triton"}
+    bad = {case: why for case, row in ours.items() if (why := wrong(row))}
     checked = [row for row in ours.values() if any(row["errors"].values())]
     if bad:
         some = "; ".join(f"{case}: {', '.join(why)}" for case, why in bad.items())
@@ -283,76 +214,76 @@ def verdict(measured: list[Row]) -> tuple[bool, str]:
         return False, "no kernel was checked"
     text = f"right in all {len(checked)} cases that the kernels take"
     for side in SIDES[1:]:
-        ratios = [
-            row["ms"] / ours[row["case"]]["ms"]
-            for row in measured
-            if row["side"] == side and row["ms"] and ours[row["case"]]["ms"]
-        ]
+        both = [(r["ms"], ours[r["case"]]["ms"]) for r in rows if r["side"] == side]
+        ratios = [theirs / mine for theirs, mine in both if theirs and mine]
         if ratios:
             faster = sum(ratio > 1 for ratio in ratios)
             text += f"; faster than {side} in {faster} of {len(ratios)}"
     return True, text
 
 
-def table(measured: list[Row]) -> list[list[str]]:
-    """The rows as text, with a header."""
-    ours = {row["case"]: row["ms"] for row in measured if row["side"] == "triton"}
+def wrong(row: Row) -> list[str]:
+    """Return what is wrong with a row, in words."""
+    errors = {dtype: error for dtype, error in row["errors"].items() if error}
+    beyond = [f"{d} {e:.1e}" for d, e in errors.items() if not e <= LIMITS[d]]
+    return [row["reason"]] if row["reason"] else beyond
+
+
+def table(rows: list[Row]) -> list[list[str]]:
+    """Write rows as text, with a header."""
+    ours = {row["case"]: row["ms"] for row in rows if row["side"] == "triton"}
     cells = [["operation", "shape", "version", "ms", "x triton", "MiB", *LIMITS]]
-    for row in measured:
-        ms, base = row["ms"], ours.get(row["case"])
-        cells.append(
-            [
-                row["op"],
-                shape_text(row["shape"]),
-                row["side"],
-                "-" if ms is None else f"{ms:.3f}",
-                f"{ms / base:.2f}" if ms and base else "-",
-                "-" if row["peak_mib"] is None else f"{row['peak_mib']:.0f}",
-                *("-" if x is None else f"{x:.0e}" for x in row["errors"].values()),
-            ]
-        )
+    for row in rows:
+        ms, base, peak = row["ms"], ours.get(row["case"]), row["peak_mib"]
+        numbers = ["-" if ms is None else f"{ms:.3f}"]
+        numbers.append(f"{ms / base:.2f}" if ms and base else "-")
+        numbers.append("-" if peak is None else f"{peak:.0f}")
+        numbers += ["-" if x is None else f"{x:.0e}" for x in row["errors"].values()]
+        cells.append([row["op"], shape_text(row["shape"]), row["side"], *numbers])
     return cells
 
 
-def main(out: Path | None, command: str) -> bool:
+def main(
+    out: Path | None, command: str, device: str = "cuda", clock: Clock = on_gpu
+) -> bool:
     """Check, measure, print and write; return whether all is right.
 
-    - `out`: the JSON file; None = docs/results/gpu-CARD.json in the
-      repository, otherwise gpu-CARD.json in the current folder.
-    - Raises `ValueError` if there is no GPU or no Triton, or if its compiler
-      cannot be trusted.
+    - `out`: the JSON file; None = gpu-CARD.json, in docs/results in the repository. If it
+      has rows of the same card and versions, they are not measured again.
+    - Raises `ValueError` if there is no GPU or no Triton, or if its compiler cannot be
+      trusted.
     """
-    about = trusted_card()
-    path = out or written(about["slug"])
+    if reason := _triton.why_not(minimum=(7, 5)):
+        raise ValueError(f"bench --gpu: {reason}")
+    card = about_card()
+    folder = Path("docs", "results")
+    here = folder if folder.is_dir() and Path("fwlab", "bench").is_dir() else Path()
+    path = out or here / f"gpu-{card['slug']}.json"
     destination(path)
-    result: dict[str, Any] = {
-        "complete": False,
-        "card": about,
-        "versions": versions(),
-        "limits": LIMITS,
-        "rows": [],
-        **provenance(command),
-    }
-    print(f"{about['name']}: {path}\n")
-    start = time.monotonic()
-    every = [*cases()]
-    widths = [
-        max(len(case.name) for case in every),
-        max(len(shape_text(case.shape)) for case in every),
-        max(map(len, SIDES)),
-        *[8] * 3,
-    ]
+    names = ("torch", "triton", "flash-linear-attention", "fla-core")
+    result: Row = {"complete": False, "card": card, "limits": LIMITS, "rows": []}
+    result |= {"versions": {name: version(name) for name in names}}
+    result |= provenance(command)
+    before = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    same = all(before.get(n) == result[n] for n in ("versions", "commit", "limits"))
+    known = {(r["case"], r["side"]): r for r in before.get("rows", []) if same}
+    print(f"{card['name']}: {path}\n")
 
     def measured() -> Iterator[list[Row]]:
-        for case in bar(every):
-            new = rows(case, "cuda", on_gpu)
-            result["rows"] += new
-            result["right"], result["verdict"] = verdict(result["rows"])
-            result["seconds"] = round(time.monotonic() - start, 1)
-            write_json(path, result)  # also if the run is stopped here
+        for op, size in tqdm([*cases()], unit="case", disable=None, leave=False):
+            new: list[Row] = []
+            for side in SIDES:
+                if side == "fla" and peer(op.__name__) is None:
+                    continue
+                row = known.get((key(op, size), side))
+                row = row or measure_row(op, size, side, device, clock)
+                new.append(row)
+                result["rows"].append(row)
+                result["right"], result["verdict"] = verdict(result["rows"])
+                write_json(path, result)  # also if the run is stopped here
             yield new
 
-    printed(measured(), table, widths, left=3)
+    print_rows(measured(), table, [19, 56, 9, 8, 8, 8], left=3)
     write_json(path, result | {"complete": True})
     for row in result["rows"]:
         if why := row["reason"] or row["refused"]:
@@ -361,43 +292,21 @@ def main(out: Path | None, command: str) -> bool:
     return result["right"]
 
 
-def trusted_card() -> dict[str, Any]:
-    """The GPU that PyTorch uses, if its kernels can be compiled; raises `ValueError`."""
-    if reason := _triton.why_not(minimum=(7, 5)):
-        raise ValueError(f"bench --gpu: {reason}")
-    return card()
-
-
-def card() -> dict[str, Any]:
-    """The GPU that PyTorch uses."""
+def about_card() -> dict[str, Any]:
+    """Describe the GPU that PyTorch uses."""
     about = torch.cuda.get_device_properties(0)
     return {
         "name": about.name,
-        "slug": slug(about.name),
+        "slug": re.sub(r"[^a-z0-9]+", "-", about.name.lower()).strip("-"),
         "capability": (about.major, about.minor),
         "memory_gib": round(about.total_memory / 2**30, 1),
         "cuda": torch.version.cuda,
     }
 
 
-def slug(name: str) -> str:
-    """The name of a GPU as part of a file name."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-
-
-def written(name: str) -> Path:
-    """Where the result goes: docs/results of a clone, or here."""
-    folder = Path("docs", "results")
-    in_repository = folder.is_dir() and Path("fwlab", "bench").is_dir()
-    return (folder if in_repository else Path()) / f"gpu-{name}.json"
-
-
-def versions() -> dict[str, str | None]:
-    """Versions of the packages that compute; None = not installed."""
-    installed: dict[str, str | None] = {}
-    for package in ("torch", "triton", "flash-linear-attention", "fla-core"):
-        try:
-            installed[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            installed[package] = None
-    return installed
+def version(package: str) -> str | None:
+    """Return the version of a package; None = it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

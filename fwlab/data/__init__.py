@@ -5,7 +5,7 @@ from fwlab.data.numbers import number_words
 from fwlab.data.packing import Packed, packed, packed_rows
 from fwlab.data.programs import Programs, programs
 from fwlab.data.retrieval import Retrieval, retrieval
-from fwlab.data.texts import Part, Splits, Text
+from fwlab.data.texts import Splits, Text
 from fwlab.data.tokens import Tokens, token_file
 from fwlab.data.vocabulary import Characters, Vocabulary, Words
 
@@ -14,7 +14,6 @@ __all__ = [
     "Characters",
     "CorpusError",
     "Packed",
-    "Part",
     "Programs",
     "Retrieval",
     "Splits",

@@ -9,7 +9,7 @@ import sysconfig
 from pathlib import Path
 from typing import NamedTuple
 
-from fwlab.data.texts import Part, Splits, Text, unix_lines
+from fwlab.data.texts import Splits, Text
 
 
 class CorpusError(Exception):
@@ -79,51 +79,48 @@ OTHERS = {
     "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
     "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
 }
-EMPTY = "is empty"
 
 
 def corpus(name: str | None = None) -> str:
-    """The text of a corpus.
+    """Load the text of a corpus.
 
-    - `name`: "shakespeare" (Tiny Shakespeare, 1.1 million characters),
-      "python" (the standard library of this interpreter, always
-      available), "wikitext-2" (2.5 million words), "wikitext-103" (103
-      million words), a part of these, as in "wikitext-2-valid", or the
-      path of a UTF-8 text file or of a folder. None = Shakespeare, or
-      Python if Shakespeare is not available; one line on stderr then says
-      so.
-    - Returns the text. That of a folder is the text of its files in the
-      order of their paths; files whose names begin with a dot are left
-      out, and files that are not UTF-8 text or contain a NUL character,
-      which one line on stderr counts. Lines end with LF: those of a file
-      may end with CRLF or CR, too. A byte order mark is dropped.
-    - Raises `CorpusError` if the text is not available, is empty, or is
-      not the expected one (its hash).
+    - `name`: "shakespeare" (Tiny Shakespeare, 1.1 million characters), "python" (the
+      standard library of this interpreter, always available), "wikitext-2" (2.5 million
+      words), "wikitext-103" (103 million words), a part of these, as in
+      "wikitext-2-valid", or the path of a UTF-8 text file or of a folder. None =
+      Shakespeare, or Python if Shakespeare is not available; one line on stderr then
+      says so.
+    - Returns the text. That of a folder is the text of its files in the order of their
+      paths; files whose names begin with a dot are left out, and files that are not
+      UTF-8 text or contain a NUL character, which one line on stderr counts. Lines end
+      with LF: those of a file may end with CRLF or CR, too. A byte order mark is
+      dropped.
+    - Raises `CorpusError` if the text is not available, is empty, or is not the
+      expected one (its hash).
 
-    If `$FWLAB_DATA` is set, a corpus is loaded from that folder
-    (`tinyshakespeare.txt`, `wikitext-2/train.txt` and so on); otherwise it
-    is downloaded once into the user's cache. The archives of WikiText are
-    from https://wikitext.smerity.com; this download is tested with a
-    server of our own only.
+    If `$FWLAB_DATA` is set, a corpus is loaded from that folder (`tinyshakespeare.txt`,
+    `wikitext-2/train.txt` and so on); otherwise it is downloaded once into the user's
+    cache. The archives of WikiText are from https://wikitext.smerity.com; this download
+    is tested with a server of our own only.
 
         >>> corpus("python").isascii()
         True
     """
-    return "".join(_text(name).pieces())
+    return "".join(_text(name).documents)
 
 
 def splits(name: str | None = None) -> Splits:
-    """A corpus as texts for training, validation and test.
+    """Load a corpus as texts for training, validation and test.
 
-    WikiText has its own splits. Every other corpus is cut: the last tenth
-    of its characters is for validation, and there is no test text.
+    WikiText has its own splits. Every other corpus is cut: the last tenth of its
+    characters is for validation, and there is no test text.
 
         >>> splits("python").test is None
         True
 
     - `name`: as for `corpus`.
-    - Returns a `Splits`. A document is an article of WikiText, a file of a
-      folder, or the whole text of any other corpus.
+    - Returns a `Splits`. A document is an article of WikiText, a file of a folder, or
+      the whole text of any other corpus.
     - Raises `CorpusError` as `corpus` does.
     """
     if name in WIKITEXT:
@@ -141,10 +138,11 @@ def _text(name: str | None) -> Text:
             print(f"fwlab: {error}; using the 'python' corpus", file=sys.stderr)
             return _text("python")
     if name in CORPORA:
-        return _known(name, CORPORA[name])
+        text = _known(name, CORPORA[name])
+        return Text.of_articles(text) if name.startswith(WIKITEXT) else Text((text,))
     if name in WIKITEXT:
-        texts = [_text(f"{name}-{split}") for split in Splits._fields]
-        return Text(tuple(part for text in texts for part in text.parts), articles=True)
+        texts = (_text(f"{name}-{split}").documents for split in Splits._fields)
+        return Text(sum(texts, ()))
     path = Path(name)
     if name and path.is_dir():  # without a name, it would be the current folder
         return _folder(path)
@@ -161,19 +159,18 @@ class _Unreachable(CorpusError):
     """There is no network, or no library to download with."""
 
 
-def _known(name: str, source: _Source) -> Text:
+def _known(name: str, source: _Source) -> str:
     folder = os.environ.get("FWLAB_DATA")
     path = Path(folder, source.file) if folder else _fetch(name, source)
-    part = _file(path)
+    text = _file(path)
     kind, _, expected = source.hash.partition(":")
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, kind).hexdigest()
+    digest = hashlib.new(kind, path.read_bytes()).hexdigest()
     if digest != expected:
         raise CorpusError(
             f"{path} is not the corpus {name!r}: expected SHA-{kind[3:]} "
             f"{expected[:12]}…, got {digest[:12]}…; delete or replace the file"
         )
-    return Text((part,), articles=name.startswith(WIKITEXT))
+    return text
 
 
 def _fetch(name: str, source: _Source) -> Path:
@@ -223,31 +220,30 @@ def _fetch(name: str, source: _Source) -> Path:
         logger.disabled = disabled
 
 
-def _file(path: Path) -> Part:
-    """A file that is text, and not empty."""
-    part, wrong = _part(path)
-    if wrong:
-        raise CorpusError(f"the corpus file {path} {wrong}")
-    return part
+def _file(path: Path) -> str:
+    """Return the text of a file; raise if it is empty or no text."""
+    text, wrong = _read(path)
+    if wrong or not text.strip():
+        raise CorpusError(f"the corpus file {path} {wrong or 'is empty'}")
+    return text
 
 
 def _folder(folder: Path) -> Text:
-    """The files of a folder and of those inside it, each a document."""
+    """Return the files of a folder and of those inside it, each a document."""
     # A name with a dot hides what is not text, such as the files of git.
     names = (path.relative_to(folder).parts for path in folder.rglob("*"))
     shown = sorted(
         parts for parts in names if not any(p.startswith(".") for p in parts)
     )
     files = [path for parts in shown if (path := folder.joinpath(*parts)).is_file()]
-    parts = [_part(path) for path in files]
-    binary = sum(wrong not in ("", EMPTY) for _, wrong in parts)
-    texts = tuple(part for part, wrong in parts if not wrong)
+    found = [_read(path) for path in files]
+    texts = tuple(text for text, wrong in found if text.strip() and not wrong)
     if not texts:
         raise CorpusError(
             f"expected UTF-8 text files in the folder {folder}, got none of "
             f"{len(files)} files"
         )
-    if binary:
+    if binary := sum(wrong != "" for _, wrong in found):
         print(
             f"fwlab: left out {binary} of {len(files)} files in {folder} that are not "
             "UTF-8 text or contain a NUL character",
@@ -256,50 +252,45 @@ def _folder(folder: Path) -> Text:
     return Text(texts)
 
 
-def _part(path: Path) -> tuple[Part, str]:
-    """The text of a whole file, and what is wrong with it; "" = nothing."""
-    wrong, lines = EMPTY, 1
+def _read(path: Path) -> tuple[str, str]:
+    """Return the text of a file, and why it is no text; "" = it is."""
     try:
-        about = path.stat()
-        if not stat.S_ISREG(about.st_mode):  # a pipe may keep its reader waiting
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe may keep its reader waiting
             raise CorpusError(
                 f"expected the corpus {path} to be a file or a folder: it is a device "
                 "or a pipe, so save its text first"
             )
-        with path.open("rb") as file:
-            first = file.read(4)
-        mark = codecs.BOM_UTF8
-        part = Part(path, len(mark) * first.startswith(mark), about.st_size)
-        for encoding, marks in OTHERS.items():
-            if first.startswith(marks):
-                return part, f"is {encoding}: save it as UTF-8"
-        for piece in Text((part,)).pieces():
-            before, nul, _ = piece.partition("\0")
-            lines += before.count("\n")
-            if nul:
-                return part, (
-                    f"contains a NUL character, in line {lines}: expected text, and no "
-                    "binary data or UTF-16"
-                )
-            if piece.strip():
-                wrong = ""
+        data = path.read_bytes()
+        text = _unix_lines(data.decode("utf-8-sig"))
     except OSError as error:
         why = (error.strerror or type(error).__name__).lower()
         raise CorpusError(f"cannot read the corpus file {path}: {why}") from None
     except UnicodeDecodeError as error:
-        lines += error.object[: error.start].count(b"\n")
-        return part, f"is not UTF-8 text, from line {lines} on"
-    return part, wrong
+        for encoding, marks in OTHERS.items():
+            if data.startswith(marks):
+                return "", f"is {encoding}: save it as UTF-8"
+        line = 1 + error.object.count(b"\n", 0, error.start)
+        return "", f"is not UTF-8 text, from line {line} on"
+    if "\0" in text:
+        line = 1 + text.partition("\0")[0].count("\n")
+        wanted = "expected text, and no binary data or UTF-16"
+        return "", f"contains a NUL character, in line {line}: {wanted}"
+    return text, ""
+
+
+def _unix_lines(text: str) -> str:
+    """End every line with LF, as `open` does."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _standard_library() -> str:
-    """The top level of the standard library, all files concatenated.
+    """Return the top level of the standard library, all files concatenated.
 
     Only ASCII files, so that the alphabet stays as small as a book's.
     """
     folder = Path(sysconfig.get_path("stdlib"))
     files = (path.read_bytes() for path in sorted(folder.glob("*.py")))
-    text = "\n".join(unix_lines(data.decode()) for data in files if data.isascii())
+    text = "\n".join(_unix_lines(data.decode()) for data in files if data.isascii())
     if not text.strip():
         raise CorpusError(
             f"expected Python files in the standard library {folder}, got none"

@@ -19,8 +19,8 @@ def number_words(number: int, language: str = "english") -> str:
     German says the ones before the tens, and writes one long word: 421
     is "four hundred twenty-one" and "vierhunderteinundzwanzig".
 
-        >>> number_words(421, "german")
-        'vierhunderteinundzwanzig'
+        >>> print(number_words(421), "->", number_words(421, "german"))
+        four hundred twenty-one -> vierhunderteinundzwanzig
 
     - `number`: from 0 to 999,999.
     - `language`: "english" or "german".

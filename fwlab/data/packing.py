@@ -56,8 +56,11 @@ def packed(
     last row of an epoch ends with zeros without targets, as a document of
     their own, unless the tokens fill it.
 
-        >>> packed(torch.arange(8), torch.tensor([0, 3, 8]), 4, row=0).targets
-        tensor([[   1,    2, -100,    4]])
+        >>> row = packed(torch.arange(8), torch.tensor([0, 3, 8]), 4, row=0)
+        >>> print("inputs ", *row.inputs[0].tolist())
+        inputs  0 1 2 3
+        >>> print("targets", *row.targets[0].tolist())
+        targets 1 2 -100 4
 
     - `tokens`, `borders`: as from `token_file`.
     - `length`: tokens in the row, at least 1.

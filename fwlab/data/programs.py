@@ -61,15 +61,21 @@ def programs(
     rng: random.Random,
     clauses: bool = False,
 ) -> Programs:
-    """The algorithmic task of Fan et al. 2020: what is printed?
+    """Draw programs of the algorithmic task of Fan et al. 2020: what is printed?
 
     A variable is set once, to a value from 1 to 10, and then goes up and
     down by 1 within this range. A statement may have a condition, which
     compares a variable with another one or with a constant.
 
-        >>> batch = programs(8, statements=5, variables=2, rng=random.Random(0))
-        >>> batch.tokens.shape == batch.labels.shape
-        True
+        >>> from fwlab.data.programs import TOKENS
+        >>> made = programs(1, statements=4, variables=2, rng=random.Random(9))
+        >>> words = [TOKENS[i] for i in made.tokens[0]]
+        >>> labels = [TOKENS[i] if i >= 0 else "." for i in made.labels[0]]
+        >>> print(*words)
+        y = 9 ; print y ; y -- ; print y ; END
+        >>> row = (f"{x:<{len(word)}}" for x, word in zip(labels, words))
+        >>> print(" ".join(row).rstrip())
+        . . . . .     . 9 . .  . .     . 8 .
 
     - `batch`: number of programs, at least 1.
     - `statements`: number of statements per program, at least 1; 100 in
@@ -108,11 +114,11 @@ def programs(
 
 
 def program(statements: int, variables: int, rng: random.Random) -> Made:
-    """One program.
+    """Draw one program.
 
     - `statements`, `variables`, `rng`: as for `programs`.
-    - Returns `(tokens, labels, values)`: words, and numbers from 1 to 10
-      or None, each of the length of the program.
+    - Returns `(tokens, labels, values)`: words, and numbers from 1 to 10 or None, each
+      of the length of the program.
     """
     values: dict[str, int] = {}
     tokens: list[str] = []
@@ -120,6 +126,7 @@ def program(statements: int, variables: int, rng: random.Random) -> Made:
     after: list[int | None] = []
     for _ in range(statements):
         statement = _statement(KINDS, NAMES[:variables], values, rng)
+        _execute(statement, values)
         at = {"print": 1, "if": 5}.get(statement[0], 0)  # its variable
         value = values.get(statement[at])
         nothing = [None] * (len(statement) - 1)
@@ -132,7 +139,7 @@ def program(statements: int, variables: int, rng: random.Random) -> Made:
 def _joined(
     tokens: list[str], labels: list[int | None], values: list[int | None]
 ) -> Made:
-    """The same program with one token per clause."""
+    """Join the words of each clause to one token."""
     ends = [at for at, token in enumerate(tokens) if token in (":", ";", "END")]
     starts = [0, *(end + 1 for end in ends)]
     clauses = [" ".join(tokens[i : j + 1]) for i, j in zip(starts, ends, strict=False)]
@@ -145,43 +152,56 @@ def _statement(
     values: dict[str, int],
     rng: random.Random,
 ) -> list[str]:
-    """Draw a statement of a kind that is possible, and execute it."""
+    """Draw a statement that is possible while variables have these values."""
     while True:
         kind = rng.choice(kinds)
         if kind == "assign":
             unset = [name for name in names if name not in values]
             if unset:
-                name = rng.choice(unset)
-                values[name] = rng.choice(VALUES)
-                return [name, "=", str(values[name]), ";"]
+                return [rng.choice(unset), "=", str(rng.choice(VALUES)), ";"]
         elif values:
             name = rng.choice(list(values))
             if kind == "print":
                 return ["print", name, ";"]
             if kind == "if":
-                return _if(name, names, values, rng)
+                sign, limit = rng.choice("<>"), _limit(name, values, rng)
+                inner = _statement(INNER, names, values, rng)
+                return ["if", name, sign, limit, ":", *inner]
             step = 1 if kind == "increment" else -1
             if values[name] + step in VALUES:
-                values[name] += step
                 return [name, "++" if step == 1 else "--", ";"]
 
 
-def _if(
-    name: str, names: Sequence[str], values: dict[str, int], rng: random.Random
-) -> list[str]:
-    """If the condition is false, the inner statement is only legal."""
-    sign = rng.choice("<>")
+def _limit(name: str, values: dict[str, int], rng: random.Random) -> str:
+    """Draw what a variable is compared with: another variable, or a constant."""
     others = [other for other in values if other != name]
-    limit: str | int
-    limit = rng.choice(others) if others and rng.random() < 0.5 else rng.choice(VALUES)
-    if not _holds(values, name, sign, str(limit)):
-        values = dict(values)
-    inner = _statement(INNER, names, values, rng)
-    return ["if", name, sign, str(limit), ":", *inner]
+    return (
+        rng.choice(others) if others and rng.random() < 0.5 else str(rng.choice(VALUES))
+    )
+
+
+def _execute(
+    statement: Sequence[str], values: dict[str, int], conditions: bool | None = None
+) -> None:
+    """Change the values of variables as a statement does."""
+    if statement[0] == "print":
+        return
+    if statement[0] == "if":
+        _, name, sign, limit, _, *statement = statement
+        if not (
+            _holds(values, name, sign, limit) if conditions is None else conditions
+        ):
+            return
+    name, change, *value = statement
+    if change == "=":
+        values[name] = int(value[0])
+    elif name in values:
+        after = values[name] + (1 if change == "++" else -1)
+        values[name] = min(max(after, VALUES[0]), VALUES[-1])
 
 
 def _holds(values: dict[str, int], name: str, sign: str, limit: str) -> bool:
-    """A name that was never set makes a comparison false."""
+    """Compare a variable; a name that was never set makes this false."""
     if name not in values or (limit in NAMES and limit not in values):
         return False
     other = values[limit] if limit in NAMES else int(limit)
@@ -192,10 +212,10 @@ def execute(tokens: Sequence[str], conditions: bool | None = None) -> list[int |
     """Execute a program, rightly or by a rule that saves work.
 
     - `tokens`: as from `program`.
-    - `conditions`: None = as they are; True or False = take every
-      condition for true, or for false.
-    - Returns a label for each token, as `program` does. A variable that
-      was never set prints None, and a value stays in its range.
+    - `conditions`: None = as they are; True or False = take every condition for true,
+      or for false.
+    - Returns a label for each token, as `program` does. A variable that was never set
+      prints None, and a value stays in its range.
     """
     values: dict[str, int] = {}
     labels: list[int | None] = [None] * len(tokens)
@@ -206,16 +226,5 @@ def execute(tokens: Sequence[str], conditions: bool | None = None) -> list[int |
         statement, start = tokens[start:end], end + 1
         if statement[0] == "print":
             labels[end] = values.get(statement[1])
-            continue
-        if statement[0] == "if":
-            _, name, sign, limit, _, *statement = statement
-            known = conditions is not None
-            if not (conditions if known else _holds(values, name, sign, limit)):
-                continue
-        name, change, *value = statement
-        if change == "=":
-            values[name] = int(value[0])
-        elif name in values:
-            after = values[name] + (1 if change == "++" else -1)
-            values[name] = min(max(after, VALUES[0]), VALUES[-1])
+        _execute(statement, values, conditions)
     return labels

@@ -36,8 +36,14 @@ def retrieval(
     once. Setting 2 (`repeat=True`) tests whether it can be updated: keys
     return with new values, and the most recent one counts.
 
-        >>> retrieval(batch=2, symbols=3).keys.shape
-        torch.Size([2, 3])
+        >>> generator = torch.Generator().manual_seed(1)
+        >>> task = retrieval(1, symbols=4, length=6, repeat=True, generator=generator)
+        >>> print("keys  ", *task.keys[0].tolist())
+        keys   1 3 0 0 3 1
+        >>> print("values", *task.values[0].tolist())
+        values 3 1 3 0 0 1
+        >>> print("what keys 0 to 3 hold:", *task.answers[0].tolist())
+        what keys 0 to 3 hold: 0 1 -1 0
 
     - `batch`: number of sequences, 0 or more.
     - `symbols`: number of different keys, and of different values, at

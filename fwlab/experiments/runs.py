@@ -25,7 +25,6 @@ from fwlab import plots
 from fwlab.experiments.experiment import Experiment, Point
 from fwlab.files import destination, read_json, replacing, write_json
 from fwlab.provenance import provenance
-from fwlab.training.memory import keep_freed
 
 #: Names of texts by the first 12 digits of their SHA-256; text.py adds those
 #: that it loads.
@@ -89,7 +88,6 @@ class Runs:
             )
         path = destination(self._path(index))
         torch.set_num_threads(1)
-        keep_freed()
         # Before the point runs: the source may change while it does.
         made_by = made_by or self._provenance()
         point = self.points[index]

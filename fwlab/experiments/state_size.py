@@ -86,7 +86,7 @@ def run(point: Point) -> Point:
     run = text.Run(config, mixer, corpus, carry=True, rows=rows)
     result = text.train(run)
     result["state_size"] = run.model.state_size(10**9)  # at its largest
-    result["windows_loss"] = text.finite(run.validation.of_windows())
+    result["windows_loss"] = text.finite(run.evaluate(carry=False))
     if not point["memory"]:
         return result | summary(by_position(run)) | by_state(run)
     memories = MEMORIES[point["size"]]
@@ -129,6 +129,7 @@ def by_state(run: text.Run) -> Point:
     return result
 
 
+@torch.no_grad()
 def by_position(run: text.Run) -> list[list[float | None]]:
     """Measure the loss with carried state, and how large the state becomes.
 
@@ -136,16 +137,21 @@ def by_position(run: text.Run) -> list[list[float | None]]:
     before, and the norm of a head's fast weights, the mean over layers
     and heads; None if the state is not fast weights alone.
     """
-    length, ends = len(run.val_tokens) // run.validation.rows, [run.config.block]
-    while 2 * ends[-1] < length:
+    tokens = in_rows(run.val_tokens, run.eval_rows).long()
+    ends = [run.config.block]
+    while 2 * ends[-1] < tokens.shape[1]:
         ends.append(2 * ends[-1])
     rows: list[list[float | None]] = []
-    for end, loss, (_, *layers) in run.validation.read(ends):
+    state = None
+    for start, end in pairwise([0, *ends]):
+        inputs, targets = tokens[:, start:end], tokens[:, start + 1 : end + 1]
+        loss, state = run.loss.eval()(inputs, targets, state, carry=True)
+        layers = state[1:]
         norm = None
         if all(isinstance(W, Tensor) for W in layers):
             norms = torch.stack(layers).norm(dim=(-2, -1))
             norm = text.finite(norms.mean().item())
-        rows.append([end, text.finite(loss), norm])
+        rows.append([end, text.finite(loss.item()), norm])
     return rows
 
 

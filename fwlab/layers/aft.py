@@ -1,8 +1,7 @@
 r"""Mix by the Attention Free Transformer (Zhai et al. 2021).
 
-$Q, K, V = X W^Q, X W^K, X W^V$, then one of the operations, which apply the gate
-$\sigma(Q)$ themselves, then an output projection. No projection has a bias. The layers
-differ in the position bias $w$.
+$Q, K, V = X W^Q, X W^K, X W^V$, then one of the operations of `fwlab.ops`, then an output
+projection. No projection has a bias. The layers differ in the position bias $w$.
 """
 
 from typing import Any, NamedTuple
@@ -13,16 +12,12 @@ from torch import Tensor, nn
 from fwlab import arguments, ops
 from fwlab.feature_maps import l2_normalize
 from fwlab.layers.causal import Causal, with_state
-from fwlab.layers.heads import head_width
+from fwlab.layers.heads import head_width, per_head, projections
 from fwlab.ops import _operation as operation
 
 
 class PositionedState(NamedTuple):
-    """Hold the state of a layer whose biases depend on the position.
-
-    - `position`: number of tokens so far.
-    - `memory`: the state of the operation.
-    """
+    """Hold the number of tokens so far, and the state of the operation."""
 
     position: int
     memory: ops.WindowState
@@ -31,15 +26,19 @@ class PositionedState(NamedTuple):
 class AFT(Causal):
     """Project to queries, keys and values, and let a form combine them in `_attend`."""
 
+    #: Tokens in a state of constant size.
+    window = 1
+
     def __init__(self, d_model: int, causal: bool = True):
         super().__init__()
-        head_width(type(self).__name__, d_model, 1)
+        arguments.integers(type(self).__name__, 1, d_model=d_model)
         arguments.flags(type(self).__name__, causal=causal)
         self.d_model, self.causal = d_model, causal
-        self.to_q = nn.Linear(d_model, d_model, bias=False)
-        self.to_k = nn.Linear(d_model, d_model, bias=False)
-        self.to_v = nn.Linear(d_model, d_model, bias=False)
-        self.to_out = nn.Linear(d_model, d_model, bias=False)
+        sizes = [d_model] * 4
+        self.to_q, self.to_k, self.to_v, self.to_out = projections(d_model, *sizes)
+
+    def state_size(self, time: int = 0) -> int:
+        return 2 * self.window * self.d_model
 
     def _mix(self, x: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
         """Project, combine the values by keys and biases, and project the result."""
@@ -48,15 +47,13 @@ class AFT(Causal):
                 f"{type(self).__name__}: prefill and step need causal=True; for a "
                 "whole sequence, call the layer itself"
             )
-        options["causal"] = self.causal
         parts = self.to_q(x), self.to_k(x), self.to_v(x)
-        y, state = self._attend(*parts, state, **options)
-        return self.to_out(y), state
+        options |= {"causal": self.causal, "state": state}
+        y, state = with_state(self._attend(*parts, **options))
+        return self.to_out(y.flatten(-2) if y.dim() > x.dim() else y), state
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any, **options: Any
-    ) -> tuple[Tensor, Any]:
-        """Call the operation; return its result and the state, None if not asked for."""
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
+        """Call the operation, and return what it returns."""
         raise NotImplementedError
 
 
@@ -67,8 +64,8 @@ class AFTSimple(AFT):
     - `causal`: see past and present; False = all tokens, `forward` only.
     - Raises `ValueError` or `TypeError` for an invalid size.
 
-    Its state is a `RunningMean`, two scalars per channel. Apart from
-    causality, it does not depend on the order of the tokens.
+    Its state is a `RunningMean`, two scalars per channel. The order of tokens has no
+    effect but causality.
 
         >>> AFTSimple(d_model=8)(torch.randn(1, 5, 8)).shape
         torch.Size([1, 5, 8])
@@ -76,14 +73,9 @@ class AFTSimple(AFT):
 
     packs = skips = True
 
-    def state_size(self, time: int = 0) -> int:
-        return 2 * self.d_model
-
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any, **options: Any
-    ) -> tuple[Tensor, Any]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
         """Take the running mean of Eq. 5."""
-        return with_state(ops.aft_simple(q, k, v, state=state, **options))
+        return ops.aft_simple(q, k, v, **options)
 
 
 class PositionedAFT(AFT):
@@ -101,12 +93,8 @@ class PositionedAFT(AFT):
             self.bias_v = nn.Parameter(0.1 * torch.randn(max_len, factor))
 
     def position_tables(self) -> list[nn.Parameter]:
-        """Find the parameters that grow with `max_len`.
-
-        - Returns one or two tables of biases.
-        """
-        named = dict(self.named_parameters(recurse=False))
-        return list(named.values())
+        """Find the parameters that grow with `max_len`. Returns one or two tables."""
+        return list(self.parameters(recurse=False))
 
     def _check_end(self, end: int) -> None:
         """Raise `ValueError` past the end of the table, where there is no bias."""
@@ -144,11 +132,9 @@ class AFTFull(PositionedAFT):
     def state_size(self, time: int) -> int:  # type: ignore[override]
         return 2 * time * self.d_model
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any, **options: Any
-    ) -> tuple[Tensor, Any]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
         """Attend with biases: rows for these queries, columns for all keys so far."""
-        past = 0
+        state, past = options["state"], 0
         if state is not None:
             operation.check_state("AFTFull", state, ops.KeysAndValues)
             past = operation.time_of(state[0], 3)
@@ -158,19 +144,16 @@ class AFTFull(PositionedAFT):
             bias = self.bias[past:end, :end]
         else:
             bias = self.bias_u[past:end] @ self.bias_v[:end].T  # Eq. 7
-        return with_state(ops.aft_full(q, k, v, bias, state=state, **options))
+        return ops.aft_full(q, k, v, bias, **options)
 
 
 class AFTLocal(PositionedAFT):
     r"""AFT with biases within a window (Eq. 4).
 
-    - `d_model`: width of the input.
-    - `max_len`: maximum sequence length; beyond it, `ValueError`.
     - `window`: $s$; a token has biases for itself and the $s - 1$ tokens before it (not
       causal: and after it). All other tokens contribute with bias 0.
-    - `factor`: $d'$ of the factorised bias (Eq. 7), as in `AFTFull`;
-      None = a band of `max_len` by `window`, which starts at 0.
-    - `causal`: see past and present; False = all tokens, `forward` only.
+    - `d_model`, `max_len`, `factor`, `causal`: as in `AFTFull`, but without a `factor`
+      the biases are a band of `max_len` by `window`.
     - Raises `ValueError` or `TypeError` for invalid sizes.
 
     Its state, a `PositionedState`, has constant size.
@@ -194,17 +177,12 @@ class AFTLocal(PositionedAFT):
             columns = window if causal else 2 * window - 1
             self.band = nn.Parameter(torch.zeros(max_len, columns))
 
-    def state_size(self, time: int = 0) -> int:
-        return 2 * self.window * self.d_model
-
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any, **options: Any
-    ) -> tuple[Tensor, Any]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
         """Attend with the rows of the band for these queries (Eq. 4)."""
-        past, memory = 0, None
+        state, past = options["state"], 0
         if state is not None:
             operation.check_state("AFTLocal", state, PositionedState)
-            past, memory = state
+            past, options["state"] = state
             if not isinstance(past, int | torch.SymInt):
                 raise TypeError(
                     "AFTLocal: expected state.position to be an integer, got "
@@ -213,8 +191,8 @@ class AFTLocal(PositionedAFT):
         end = past + q.shape[1]
         self._check_end(end)
         band = self._factorised(past, end) if self.factor else self.band[past:end]
-        y, memory = with_state(ops.aft_local(q, k, v, band, state=memory, **options))
-        return y, PositionedState(end, memory) if options["return_state"] else None
+        y, memory = with_state(ops.aft_local(q, k, v, band, **options))
+        return (y, PositionedState(end, memory)) if options["return_state"] else y
 
     def _factorised(self, past: int, end: int) -> Tensor:
         r"""Make rows `past` to `end` of the band of $u_t \cdot v_{t'}$."""
@@ -264,15 +242,11 @@ class AFTConv(AFT):
 
     - `d_model`: width of the input; a multiple of `heads`.
     - `heads`: number of heads; the channels of a head share its biases.
-    - `window`: a token has biases for itself and the `window - 1` tokens before it (not
-      causal: and after it). All other tokens contribute with bias 0.
-    - `shared_key`: one key per head and token, as in the paper, instead
-      of one per channel.
-    - `causal`: see past and present; False = all tokens, `forward` only.
+    - `window`, `causal`: as in `AFTLocal`.
+    - `shared_key`: one key per head and token, as in the paper, not one per channel.
     - Raises `ValueError` or `TypeError` for invalid sizes.
 
-    Its state, a `WindowState`, has constant size, and there is no
-    maximum sequence length.
+    Its state, a `WindowState`, has constant size. There is no maximum sequence length.
 
         >>> AFTConv(d_model=8, heads=2, window=4)(torch.randn(1, 5, 8)).shape
         torch.Size([1, 5, 8])
@@ -295,28 +269,17 @@ class AFTConv(AFT):
         if shared_key:
             self.to_k = nn.Linear(d_model, heads, bias=False)
 
-    def state_size(self, time: int = 0) -> int:
-        return 2 * self.window * self.d_model
-
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any, **options: Any
-    ) -> tuple[Tensor, Any]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
         """Attend with the kernel, the same at all positions (Eq. 6)."""
-        q, k, v = (part.unflatten(-1, (self.heads, -1)) for part in (q, k, v))
-        y, state = with_state(
-            ops.aft_conv(q, k, v, self.kernel(), state=state, **options)
-        )
-        return y.flatten(-2), state
+        q, k, v = per_head(q, k, v, heads=self.heads)
+        return ops.aft_conv(q, k, v, self.kernel(), **options)
 
 
 class AFTConv2d(AFT):
     """AFT-conv for images (Eq. 6, with Eq. 8): every pixel sees all.
 
-    - `d_model`: width of the input; a multiple of `heads`.
-    - `heads`: number of heads; the channels of a head share its biases.
     - `size`: height and width of the centred kernel, odd.
-    - `shared_key`: one key per head and pixel, as in the paper, instead
-      of one per channel.
+    - `d_model`, `heads`, `shared_key`: as in `AFTConv`; pixels are tokens.
     - Raises `ValueError` or `TypeError` for invalid sizes.
 
     Inputs are `[batch, height, width, d_model]`, and a `key_mask` is `[batch, height,
@@ -327,23 +290,22 @@ class AFTConv2d(AFT):
     """
 
     dims = "batch height width d_model"
+    def state_size(self, time: int = 0) -> int:
+        return Causal.state_size(self, time)
 
     def __init__(self, d_model: int, heads: int, size: int, shared_key: bool = False):
         super().__init__(d_model, causal=False)
         head_width("AFTConv2d", d_model, heads)
         arguments.integers("AFTConv2d", 1, size=size)
         arguments.flags("AFTConv2d", shared_key=shared_key)
-        if size % 2 == 0:
-            raise ValueError(f"AFTConv2d: expected size to be odd, got {size}")
+        arguments.require("AFTConv2d", size % 2, f"size to be odd, got {size}")
         self.heads = heads
         self.kernel = Kernel(heads, size, size)
         if shared_key:
             self.to_k = nn.Linear(d_model, heads, bias=False)
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Any, **options: Any
-    ) -> tuple[Tensor, Any]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
         """Attend to all pixels with the kernel."""
-        q, k, v = (part.unflatten(-1, (self.heads, -1)) for part in (q, k, v))
+        q, k, v = per_head(q, k, v, heads=self.heads)
         options = {name: options[name] for name in ("key_mask", "implementation")}
-        return ops.aft_conv2d(q, k, v, self.kernel(), **options).flatten(-2), None
+        return ops.aft_conv2d(q, k, v, self.kernel(), **options)

@@ -21,12 +21,10 @@ class Block(Causal):
     - `d_model`: width of the input.
     - `d_ff`: width inside the MLP; None = `4 * d_model`, and two thirds of that
       for "swiglu", which then has as many weights.
-    - `dropout`: probability of dropout in training, from 0 to below 1: of
-      what the mixer and the MLP add to their input, and inside the MLP
-      after the activation. Dropout of attention weights is the mixer's:
-      see `SoftmaxAttention`. Fast weights and AFT compute none.
-    - `norm`: "layer", or "rms", which does not subtract the mean (Zhang and
-      Sennrich 2019): one reduction less, and as good.
+    - `dropout`: probability of dropout in training, from 0 to below 1: of what the mixer
+      and the MLP add to their input, and inside the MLP after the activation. Dropout of
+      attention weights is the mixer's.
+    - `norm`: "layer", or "rms", which does not subtract the mean (Zhang and Sennrich 2019).
     - `mlp`: "gelu", or "swiglu" (Shazeer 2020): $W_2 (\mathrm{SiLU}(W_g x) \odot W_1
       x)$, where $W_g$ is `gate`.
     - `norm_eps`: is added to the variance or mean square in the norms, 0 or more.
@@ -65,8 +63,7 @@ class Block(Causal):
         arguments.choice("Block", MLPS, mlp=mlp)
         arguments.epsilon("Block", norm_eps=norm_eps)
         arguments.flags("Block", post_norm=post_norm)
-        if d_ff is None:
-            d_ff = usual_d_ff(d_model, mlp)
+        d_ff = usual_d_ff(d_model, mlp) if d_ff is None else d_ff
         arguments.integers("Block", 1, d_ff=d_ff)
         arguments.dropout("Block", dropout)
         self.d_model, self.post_norm = d_model, post_norm
@@ -98,22 +95,22 @@ class Block(Causal):
 
     def _mix(self, x: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
         """Mix over time, then over channels."""
-        given = (options["key_mask"], options["implementation"])
-        packed = {}  # not every mixer knows it
-        if options.get("cu_seqlens") is not None:
-            packed["cu_seqlens"] = options["cu_seqlens"]
+        return_state = options.pop("return_state")
+        # By position: a mixer of a reader's own may name them otherwise.
+        given = options.pop("key_mask"), options.pop("implementation")
+        if options.get("cu_seqlens") is None:
+            options.pop("cu_seqlens", None)  # not every mixer knows it
         h = x if self.post_norm else call(self.norm_mixer, x)
-        if options["return_state"]:
-            y, state = self.mixer.prefill(h, state, *given, **packed)
+        if return_state:
+            y, state = self.mixer.prefill(h, state, *given, **options)
         else:
-            y = self.mixer(h, *given, **packed)
+            y = self.mixer(h, *given, **options)
         return self._mix_channels(self._add(x, y, self.norm_mixer)), state
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        check_input("Block", "x", x, "batch d_model", self.d_model, self.expand)
-        y, state = self.mixer.step(
-            x if self.post_norm else call(self.norm_mixer, x), state
-        )
+        check_input(self, x, "batch d_model", self.expand)
+        h = x if self.post_norm else call(self.norm_mixer, x)
+        y, state = self.mixer.step(h, state)
         return self._mix_channels(self._add(x, y, self.norm_mixer)), state
 
     def _mix_channels(self, x: Tensor) -> Tensor:

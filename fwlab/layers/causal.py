@@ -4,7 +4,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as for_all
 
+from fwlab.feature_maps import needs_plain_formula
 from fwlab.ops import _operation as operation
 
 
@@ -37,17 +39,17 @@ class Causal(nn.Module):
     ) -> Tensor:
         """Process a whole sequence.
 
-        - `x`: `[batch, time, d_model]`.
+        - `x`: `[batch, time, d_model]`, as the result.
         - `key_mask`: `bool [batch, time]`, True = real token. Masked steps are skipped,
           and their output is 0.
         - `implementation`: as for the operations of `fwlab.ops`.
         - `cu_seqlens`: integers `[documents + 1]` from 0 to `time`, the borders of packed
-          documents: none of them sees another one. The batch is then 1. Only layers with
-          `packs` take it.
-        - Returns `[batch, time, d_model]`.
-        - Raises `ValueError` or `TypeError`, naming the argument.
+          documents: none sees another one. The batch is then 1. Only layers with `packs`
+          take it.
+        - Returns the output; raises `ValueError` or `TypeError`, naming the argument.
         """
-        x, options = self._check(x, key_mask, implementation, cu_seqlens)
+        options = {"key_mask": key_mask, "implementation": implementation}
+        x = self._check(x, options, cu_seqlens)
         return self._mix(x, None, return_state=False, **options)[0]
 
     def prefill(
@@ -60,14 +62,14 @@ class Causal(nn.Module):
     ) -> tuple[Tensor, Any]:
         """Process part of a sequence, and return the state after it.
 
-        - `state`: what an earlier call returned; None = start of sequence.
-        - `x`, `key_mask`, `implementation`, `cu_seqlens`: as in `forward`. With
-          `cu_seqlens`, a state has one entry for each document.
-        - Returns `(y, state)`, `y` of shape `[batch, time, d_model]`.
-        - Raises `ValueError` or `TypeError`, naming the argument; `ValueError` if the
-          layer is not causal.
+        - `state`: what an earlier call returned; None = start of sequence. With
+          `cu_seqlens`, it has one entry for each document.
+        - `x`, `key_mask`, `implementation`, `cu_seqlens`: as in `forward`.
+        - Returns `(y, state)`; raises as `forward`, and `ValueError` if the layer is not
+          causal.
         """
-        x, options = self._check(x, key_mask, implementation, cu_seqlens)
+        options = {"key_mask": key_mask, "implementation": implementation}
+        x = self._check(x, options, cu_seqlens)
         return self._mix(x, state, return_state=True, **options)
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
@@ -77,9 +79,7 @@ class Causal(nn.Module):
         - `state`: what an earlier call returned; None = start of sequence.
         - Returns `(y, state)`, `y` of shape `[batch, d_model]`.
         """
-        first = self.get_submodule(self.first_layer)
-        layer, dims = type(self).__name__, "batch d_model"
-        check_input(layer, "x", x, dims, self.d_model, first)
+        check_input(self, x, "batch d_model", self.get_submodule(self.first_layer))
         options = {"key_mask": None, "implementation": self.one_token}
         y, state = self._mix(x.unsqueeze(1), state, return_state=True, **options)
         return y.squeeze(1), state
@@ -96,79 +96,97 @@ class Causal(nn.Module):
     def _mix(self, x: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
         """Mix tokens that are checked; masked ones are 0.
 
-        - `options`: `return_state`, `key_mask`, `implementation` and, for layers with
-          `packs`, perhaps `cu_seqlens`: what an operation takes.
+        - `options`: what an operation takes: `return_state`, `key_mask`, `implementation`
+          and, for layers with `packs`, perhaps `cu_seqlens`.
         - Returns `y` and the state after it, None if it was not asked for.
         """
         raise NotImplementedError
 
-    def _check(
-        self,
-        x: Tensor,
-        key_mask: Tensor | None,
-        implementation: str,
-        cu_seqlens: Tensor | None,
-    ) -> tuple[Tensor, dict[str, Any]]:
-        """Return `x` with 0 in masked tokens, which may hold NaN, and other options."""
-        layer, first = type(self).__name__, self.get_submodule(self.first_layer)
-        check_input(layer, "x", x, self.dims, self.d_model, first)
-        options = {"key_mask": key_mask, "implementation": implementation}
-        if self.packs:
-            options["cu_seqlens"] = cu_seqlens
+    def _check(self, x: Tensor, options: dict[str, Any], cu_seqlens: Any) -> Tensor:
+        """Return `x` with 0 in masked tokens; add borders of documents to the options."""
+        check_input(self, x, self.dims, self.get_submodule(self.first_layer))
         if cu_seqlens is not None:
+            layer = type(self).__name__
             if not self.packs:
                 raise ValueError(
                     f"{layer}: expected no cu_seqlens, since this layer cannot keep "
-                    "packed documents apart"
+                    f"packed documents apart, got {type(cu_seqlens).__name__}"
                 )
             operation.check_borders(layer, cu_seqlens, x)
-        if key_mask is not None:
-            x = without_masked(layer, x, self.dims, key_mask)
-        return x, options
+        if self.packs:
+            options["cu_seqlens"] = cu_seqlens
+        if options["key_mask"] is not None:
+            x = without_masked(self, x, self.dims, options["key_mask"])
+        return x
 
 
 def check_input(
-    layer: str, argument: str, x: Tensor, dims: str, d_model: int, first: nn.Module
+    layer: Any, x: Tensor, dims: str, first: nn.Module, argument: str = "x"
 ) -> None:
-    """Check the dimensions of `x`, and that it fits the weights of the `first` layer.
+    """Check the dimensions of `x`, and that it fits the weights of a layer.
 
-    - `dims`: the names of its dimensions; the last one has size `d_model`.
+    - `dims`: the names of its dimensions; the last one has the size `layer.d_model`.
     - `first`: a linear layer, whose device and dtype `x` should have. Autocast may change
       the dtype, and a layer without such weights, such as a quantised one, decides for
       itself.
     """
+    text = f"{type(layer).__name__}: expected {argument}"
     if not isinstance(x, Tensor):
-        raise TypeError(
-            f"{layer}: expected {argument} to be a tensor, got {type(x).__name__}"
-        )
-    if x.dim() != len(dims.split()) or x.shape[-1] != d_model:
+        raise TypeError(f"{text} to be a tensor, got {type(x).__name__}")
+    if x.dim() != len(dims.split()) or x.shape[-1] != layer.d_model:
+        *names, _ = dims.split()
         raise ValueError(
-            f"{layer}: expected {argument} of shape "
-            f"[{', '.join(dims.split()[:-1])}, {d_model}], got {list(x.shape)}"
+            f"{text} of shape [{', '.join(names)}, {layer.d_model}], got {list(x.shape)}"
         )
     weight = getattr(first, "weight", None)
     if not isinstance(weight, Tensor) or weight.dtype not in operation.DTYPES:
         return
     if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
         raise TypeError(
-            f"{layer}: expected {argument} of dtype {weight.dtype}, the dtype of "
-            f"the layer's weights, got {x.dtype}"
+            f"{text} of dtype {weight.dtype}, the dtype of the layer's weights, got "
+            f"{x.dtype}"
         )
     if x.device != weight.device:
-        operation.check_device(layer, argument, x, weight, "the layer's weights")
+        named = "the layer's weights"
+        operation.check_device(type(layer).__name__, argument, x, weight, named)
 
 
-def without_masked(layer: str, x: Tensor, dims: str, key_mask: Tensor) -> Tensor:
+def without_masked(layer: Any, x: Tensor, dims: str, key_mask: Tensor) -> Tensor:
     """Return `x` with masked tokens set to 0; they may contain anything, even NaN.
 
     Operations ignore the projections of masked tokens. But without this, the gradient of
     the projections' weights would be 0 times NaN.
     """
     sizes = dict(zip(dims.split()[:-1], x.shape, strict=False))
-    operation.check_mask(layer, "key_mask", key_mask, x, **sizes)
+    operation.check_mask(type(layer).__name__, "key_mask", key_mask, x, **sizes)
     return torch.where(key_mask[..., None], x, 0)
 
 
 def with_state(found: Any) -> tuple[Tensor, Any]:
     """Return `(y, state)` for either result of an operation; the state may be None."""
     return found if isinstance(found, tuple) else (found, None)
+
+
+def is_plain(layer: Any) -> bool:
+    """Say whether a linear layer or a norm is its weight, which nothing watches."""
+    return (
+        type(layer) in (nn.Linear, nn.LayerNorm)
+        and layer.bias is None
+        and (type(layer.weight) in (nn.Parameter, Tensor) or needs_plain_formula())
+        and not has_hooks(layer)
+    )
+
+
+def has_hooks(layer: nn.Module) -> Any:
+    """Say whether hooks take part in its calls, or its `forward` is another one."""
+    return (
+        layer._forward_hooks
+        or layer._forward_pre_hooks
+        or layer._backward_hooks
+        or layer._backward_pre_hooks
+        or for_all._global_forward_hooks
+        or for_all._global_forward_pre_hooks
+        or for_all._global_backward_hooks
+        or for_all._global_backward_pre_hooks
+        or "forward" in layer.__dict__
+    )

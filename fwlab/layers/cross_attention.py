@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fwlab import arguments, ops
 from fwlab.feature_maps import FeatureMap, divide, unit_range
 from fwlab.layers.causal import check_input, without_masked
-from fwlab.layers.heads import head_width
+from fwlab.layers.heads import head_width, per_head, projections
 from fwlab.ops import _operation as operation
 from fwlab.ops.softmax import attention_with_dropout
 
@@ -32,9 +32,8 @@ class CrossAttention(nn.Module):
     - `d_model`: width of both sequences; a multiple of `heads`.
     - `heads`: number of heads, each with a state of its own.
     - `feature_map`: a `FeatureMap`; None = softmax attention.
-    - `attention_dropout`: probability of dropout of the attention weights in training,
-      from 0 to below 1; softmax only, because linear attention computes no attention
-      weights. Above 0, training keeps `time` x `source` weights per head in memory.
+    - `attention_dropout`: as for `SoftmaxAttention`; linear attention has no attention
+      weights to drop.
     - Raises `ValueError` or `TypeError` for invalid arguments.
 
     No projection has a bias. If the whole source is masked, the output is 0.
@@ -52,29 +51,26 @@ class CrossAttention(nn.Module):
         attention_dropout: float = 0.0,
     ):
         super().__init__()
-        width = head_width("CrossAttention", d_model, heads)
-        if feature_map is not None and not isinstance(feature_map, FeatureMap):
-            raise TypeError(
-                "CrossAttention: expected feature_map to be a FeatureMap, such as "
-                f"ELU1(), or None for softmax, got {feature_map!r}"
-            )
-        arguments.dropout("CrossAttention", attention_dropout, "attention_dropout")
-        if attention_dropout and feature_map is not None:
-            raise ValueError(
-                "CrossAttention: expected attention_dropout=0 with a feature map, "
-                f"which has no attention weights, got {attention_dropout}"
-            )
-        self.attention_dropout = attention_dropout
-        self.d_model, self.heads = d_model, heads
-        self.feature_map = feature_map
-        #: `[heads, value, key]`, the shape of the fast weights of one source.
-        self.state_shape = (
-            None if feature_map is None else (heads, width, feature_map.width(width))
+        layer = "CrossAttention"
+        width = head_width(layer, d_model, heads)
+        wanted = (
+            f"feature_map to be a FeatureMap or None (softmax), got {feature_map!r}"
         )
-        self.to_q = nn.Linear(d_model, d_model, bias=False)
-        self.to_k = nn.Linear(d_model, d_model, bias=False)
-        self.to_v = nn.Linear(d_model, d_model, bias=False)
-        self.to_out = nn.Linear(d_model, d_model, bias=False)
+        is_map = isinstance(feature_map, FeatureMap | None)
+        arguments.require(layer, is_map, wanted, TypeError)
+        arguments.dropout(layer, attention_dropout, "attention_dropout")
+        fits = feature_map is None or not attention_dropout
+        wanted = "attention_dropout=0 with a feature map: there are no such weights"
+        arguments.require(layer, fits, f"{wanted}, got {attention_dropout}")
+        self.d_model, self.heads = d_model, heads
+        self.attention_dropout = attention_dropout
+        self.feature_map: Any = feature_map
+        #: `[heads, value, key]`, the shape of the fast weights of one source.
+        self.state_shape: Any = None
+        if feature_map is not None:
+            self.state_shape = (heads, width, feature_map.width(width))
+        sizes = [d_model] * 4
+        self.to_q, self.to_k, self.to_v, self.to_out = projections(d_model, *sizes)
 
     def state_size(self, time: int) -> int:
         """Count the scalars in the state of one source.
@@ -92,29 +88,24 @@ class CrossAttention(nn.Module):
     ) -> Tensor:
         """Write the source, then read it with a query per step of `x`.
 
-        - `x`: `[batch, time, d_model]`.
+        - `x`: `[batch, time, d_model]`, as the result.
         - `source`: `[batch, source, d_model]`; None = `x` itself.
-        - `key_mask`: `bool [batch, source]`, True = real token.
-        - Returns `[batch, time, d_model]`.
-        - Raises `ValueError` or `TypeError`, naming the argument.
+        - `key_mask`: `bool [batch, source]`, True = real token; others may be anything.
+        - Returns the output; raises `ValueError` or `TypeError`, naming the argument.
         """
         return self.read(x, self.write(x if source is None else source, key_mask))
 
     def write(self, source: Tensor, key_mask: Tensor | None = None) -> State:
         """Write a source into a new state.
 
-        - `source`: `[batch, source, d_model]`.
-        - `key_mask`: `bool [batch, source]`, True = real token; masked
-          tokens may contain anything.
+        - `source`, `key_mask`: as in `forward`.
         - Returns a `NormalizedState`, or for softmax a `KeyValueCache`.
         """
         dims = "batch source d_model"
-        check_input("CrossAttention", "source", source, dims, self.d_model, self.to_k)
+        check_input(self, source, dims, self.to_k, "source")
         if key_mask is not None:
-            source = without_masked("CrossAttention", source, dims, key_mask)
-        k, v = (
-            to(source).unflatten(-1, (self.heads, -1)) for to in (self.to_k, self.to_v)
-        )
+            source = without_masked(self, source, dims, key_mask)
+        k, v = per_head(self.to_k(source), self.to_v(source), heads=self.heads)
         if self.feature_map is None:
             return ops.KeyValueCache(k, v, key_mask)
         k, scale = self.feature_map.scaled(k)
@@ -137,64 +128,47 @@ class CrossAttention(nn.Module):
     def read(self, x: Tensor, state: State) -> Tensor:
         """Read the state of a source with queries.
 
-        - `x`: `[batch, time, d_model]`, from which the queries are made.
+        - `x`: as in `forward`.
         - `state`: what `write` returned.
-        - Returns `[batch, time, d_model]`.
-        - Raises `ValueError` or `TypeError`, naming the argument.
+        - Returns the output; raises as `forward`.
         """
-        dims = "batch time d_model"
-        check_input("CrossAttention", "x", x, dims, self.d_model, self.to_q)
-        q = self.to_q(x).unflatten(-1, (self.heads, -1))
-        parts = self._checked(state, q)
-        if self.feature_map is None:
-            dropout = self.attention_dropout if self.training else 0.0
-            k, v, mask = parts
-            return self.to_out(_softmax(q, k, v, mask, dropout).flatten(-2))
-        W, z = parts
-        q = unit_range(self.feature_map.scaled(q)[0])  # its length cancels
+        check_input(self, x, "batch time d_model", self.to_q)
+        (q,) = per_head(self.to_q(x), heads=self.heads)
+        read = self._softmax if self.feature_map is None else self._linear
+        return self.to_out(read(q, state).flatten(-2))
+
+    def _linear(self, q: Tensor, state: Any) -> Tensor:
+        """Read the fast weights of a source."""
+        batch, phi, (heads, value, key) = q.shape[0], self.feature_map, self.state_shape
+        shapes = (batch, heads, value, key), (batch, heads, key)
+        kind = ops.NormalizedState
+        W, z = operation.check_parts("CrossAttention", state, kind, shapes, q)
+        q = unit_range(phi.scaled(q)[0])  # its length cancels
         with torch.autocast(q.device.type, enabled=False):
             y = torch.einsum("bhvk,bihk->bihv", W, q.to(W.dtype))
             total = torch.einsum("bhk,bihk->bih", z, q.to(W.dtype))
-            y = divide(y, total[..., None]).to(q.dtype)
-        return self.to_out(y.flatten(-2))
+            return divide(y, total[..., None]).to(q.dtype)
 
-    def _checked(self, state: Any, q: Tensor) -> Any:
-        """Check that a state is as `write` returns it for this batch."""
+    def _softmax(self, q: Tensor, state: Any) -> Tensor:
+        """Attend to the keys and values of a source."""
         layer, batch = "CrossAttention", q.shape[0]
-        if self.state_shape is None:
-            operation.check_state(layer, state, ops.KeyValueCache)
-            source, mask = operation.time_of(state[0], 4), state[2]
-            shape, dtype = (batch, source, *q.shape[2:]), q.dtype
-            shapes = {"k": shape, "v": shape}
-            if mask is not None:
-                operation.check_mask(
-                    layer, "state.mask", mask, q, batch=batch, source=source
-                )
+        kind = ops.KeyValueCache
+        operation.check_state(layer, state, kind)
+        shape = (batch, operation.time_of(state[0], 4), *q.shape[2:])
+        shapes = (shape, shape, shape[:2])
+        k, v, mask = operation.check_parts(layer, state, kind, shapes, q, q.dtype)
+        if k.shape[1] == 0:
+            return torch.zeros_like(q)
+        visible = None
+        if mask is not None:
+            # A row that may see nothing would be 0/0: it sees the masked tokens, whose
+            # values are 0.
+            visible = (mask | ~mask.any(1, keepdim=True))[:, None, None]
+        # PyTorch's own attention has heads before time.
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        if self.training and self.attention_dropout:
+            q, dropout = q * q.shape[-1] ** -0.5, self.attention_dropout
+            y = attention_with_dropout(q, k, v, visible, dropout)
         else:
-            operation.check_state(layer, state, ops.NormalizedState)
-            heads, _, key = self.state_shape
-            dtype = torch.promote_types(q.dtype, torch.float32)
-            shapes = {"W": (batch, *self.state_shape), "z": (batch, heads, key)}
-        for (name, shape), part in zip(shapes.items(), state, strict=False):
-            operation.check_part(layer, f"state.{name}", part, shape, dtype, q)
-        return state
-
-
-# PyTorch's own attention, which has heads before time.
-def _softmax(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float
-) -> Tensor:
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    if k.shape[2] == 0:
-        return torch.zeros_like(q).transpose(1, 2)
-    visible = None
-    if mask is not None:
-        # A row that may see nothing would be 0/0: it sees the masked
-        # tokens, whose values are 0.
-        visible = (mask | ~mask.any(1, keepdim=True))[:, None, None]
-    if dropout:
-        q = q * q.shape[-1] ** -0.5
-        y = attention_with_dropout(q, k, v, visible, dropout)
-    else:
-        y = F.scaled_dot_product_attention(q, k, v, visible)
-    return y.transpose(1, 2)
+            y = F.scaled_dot_product_attention(q, k, v, visible)
+        return y.transpose(1, 2)

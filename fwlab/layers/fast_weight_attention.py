@@ -7,6 +7,7 @@ rest to forget.
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -16,9 +17,9 @@ from torch.nn import functional as F
 from fwlab import arguments, ops
 from fwlab.feature_maps import DPFP, ELU1, KEY_NORMS, FeatureMap, Identity
 from fwlab.layers import gates, one_token, running_scale
+from fwlab.layers import heads as sizes
 from fwlab.layers.causal import Causal, check_input
-from fwlab.layers.heads import head_width as width_of_head
-from fwlab.layers.heads import normed, require, shared_heads
+from fwlab.layers.heads import normed, projections
 from fwlab.layers.short_convolution import ShortConvolution
 from fwlab.ops import _operation as operation
 
@@ -27,7 +28,7 @@ class Rule(NamedTuple):
     """Say how a layer uses a rule.
 
     - `operation`: the layer calls it with queries, keys, values and the gates.
-    - `gates`: a module for each gate, by the operation's names.
+    - `gates`: what makes the module of each gate, by the operation's names.
     - `feature_map`, `key_norm`, `normalize`: defaults of the layer; `normalize` is None
       for a rule without a normaliser.
     - `steps`: how many steps a token usually takes; 0 = always one.
@@ -35,7 +36,7 @@ class Rule(NamedTuple):
     """
 
     operation: Callable[..., Any]
-    gates: Mapping[str, type[nn.Module]]
+    gates: Mapping[str, Callable[[Any], nn.Module]]
     feature_map: Callable[[], FeatureMap] = Identity
     key_norm: str | None = "l2"
     normalize: bool | None = None
@@ -43,10 +44,10 @@ class Rule(NamedTuple):
     decayed: Callable[..., Any] | None = None
 
 
-_BETA: dict[str, type[nn.Module]] = {"beta": gates.Beta}
-_SHARE: dict[str, type[nn.Module]] = {"beta": gates.Share}
-_DECAY: dict[str, type[nn.Module]] = {"log_decay": gates.LogDecay}
-_CHANNELS: dict[str, type[nn.Module]] = {"log_decay": gates.ChannelLogDecay}
+_BETA: dict[str, Any] = {"beta": gates.Beta}
+_SHARE: dict[str, Any] = {"beta": gates.Share}
+_DECAY: dict[str, Any] = {"log_decay": gates.LogDecay}
+_CHANNELS: dict[str, Any] = {"log_decay": partial(gates.LogDecay, per_channel=True)}
 
 #: The rules that a layer can have.
 RULES = {
@@ -117,38 +118,33 @@ class FastWeightAttention(Causal):
       default.
     - Raises `ValueError` or `TypeError` for what does not fit.
 
-    Options of today's models, all off (see "Options of
-    `FastWeightAttention`" on the page of the layers):
+    Options of today's models, all off (see "Options of `FastWeightAttention`" on the page
+    of the layers); `FastWeightAttention.like` sets them as a published model does:
 
     - `head_width`: width of the queries and keys of a head; None = `d_model / heads`.
     - `kv_heads`: number of heads of keys and values, at most `heads`; None = `heads`.
-      The queries of `heads / kv_heads` consecutive heads read one memory. Keys,
-      values, gates and the state are that much smaller.
+      The queries of `heads / kv_heads` consecutive heads read one memory.
     - `value_heads`: number of heads of values, at least `heads`; None = `kv_heads`.
-      `value_heads / heads` consecutive ones share a query and a key; each has its
-      own gates and its own memory. Not together with `kv_heads`.
+      `value_heads / heads` consecutive ones share a query and a key. Not together with
+      `kv_heads`.
     - `expand_v`: width of the values of a head, in units of the width of its keys.
     - `key_eps`: divide keys and queries by $\sqrt{|k|^2 + \epsilon}$ with this
-      $\epsilon$, for `key_norm="l2"`. 0 divides by the length.
+      $\epsilon$, for `key_norm="l2"`.
     - `scale`: a factor of the queries, for a rule that does not normalize; "softmax" =
-      1 / sqrt(width of a head), as in softmax attention; None = 1.
+      1 / sqrt(width of a head); None = 1.
     - `conv_size`: if not 0, queries, keys and values pass a `ShortConvolution` over this
       many tokens before the feature map.
     - `out_norm`: divide what each head reads by its root mean square, and multiply it by
-      trained weights: `torch.nn.RMSNorm`.
-    - `norm_eps`: added to the mean square in `out_norm`.
+      trained weights. `norm_eps` is added to the mean square.
     - `out_gate`: multiply what each head reads by $\mathrm{SiLU}(W_g x)$, after the norm:
       True or "silu". "sigmoid" = by $\sigma(W_g x)$.
     - `low_rank_gate`: make $W_g$ as the product of two matrices, with the width of a
       head between them.
     - `beta_max`: the maximum of $\beta$ (or of the erasing gate) in a delta rule, above 0
-      and at most 2. A step multiplies what a key $k$ holds by $1 - \beta |k|^2$: with keys
-      of length 1, a $\beta$ above 1 flips its sign. (In "implicit_delta" none does: a
-      larger one only goes closer to the value.)
+      and at most 2. Above 1, a step can flip the sign of what a key of length 1 holds
+      (not in "implicit_delta").
     - `steps`: steps per token, for a rule that can take several; None = the rule's
       default, 2 for "delta_product" and 1 for all others.
-
-    `FastWeightAttention.like` sets them as a published model does.
 
     The state of `prefill` and `step` is the fast weights `[batch, value_heads, value,
     key]`; with `normalize`, a `NormalizedState`; with a running scale, a `ScaledState`;
@@ -194,15 +190,14 @@ class FastWeightAttention(Causal):
         steps: int | None = None,
     ):
         super().__init__()
-        layer, number = "FastWeightAttention", arguments.number
+        layer = "FastWeightAttention"
         rule = rule.replace("-", "_") if isinstance(rule, str) else rule
         arguments.choice(layer, RULES, rule=rule)
         known = RULES[rule]
-        if key_norm == "auto":
-            key_norm = known.key_norm
+        key_norm = known.key_norm if key_norm == "auto" else key_norm
         arguments.choice(layer, KEY_NORMS, key_norm=key_norm)
-        width = width_of_head(layer, d_model, heads, head_width)
-        keys = memories = shared_heads(layer, heads, kv_heads)
+        width = sizes.head_width(layer, d_model, heads, head_width)
+        keys = memories = sizes.shared_heads(layer, heads, kv_heads)
         if value_heads is not None:
             arguments.integers(layer, 1, value_heads=value_heads)
             memories = value_heads
@@ -211,52 +206,42 @@ class FastWeightAttention(Causal):
         arguments.integers(layer, 0, conv_size=conv_size)
         arguments.flags(layer, out_norm=out_norm, low_rank_gate=low_rank_gate)
         arguments.epsilon(layer, key_eps=key_eps, norm_eps=norm_eps)
+        arguments.numbers(layer, "a number", lambda ratio: True, expand_v=expand_v)
+        limits = "a number above 0, at most 2"
+        arguments.numbers(layer, limits, lambda beta: 0 < beta <= 2, beta_max=beta_max)
         if not isinstance(out_gate, bool):
             arguments.choice(layer, OUT_GATES, out_gate=out_gate)
         if isinstance(scale, str):
             arguments.choice(layer, ["softmax"], scale=scale)
         elif scale is not None:
             operation.check_scale(layer, scale)
-        range_of_beta = f"beta_max to be a number above 0, at most 2, got {beta_max!r}"
-        wanted = "feature_map to be a FeatureMap, such as DPFP(nu=1)"
-        flag = f"normalize to be True, False or None, got {normalize!r}"
-        types = {
-            f"{wanted}, got {feature_map!r}": isinstance(
-                feature_map, FeatureMap | None
-            ),
-            flag: isinstance(normalize, bool | None),
-            f"expand_v to be a number, got {expand_v!r}": number(expand_v),
-            range_of_beta: number(beta_max),
-        }
-        require(layer, TypeError, types)
+        expect = partial(arguments.require, layer)
+        text = f"feature_map to be a FeatureMap, such as ELU1(), got {feature_map!r}"
+        expect(isinstance(feature_map, FeatureMap | None), text, TypeError)
+        text = f"normalize to be True, False or None, got {normalize!r}"
+        expect(isinstance(normalize, bool | None), text, TypeError)
         normalize = bool(known.normalize if normalize is None else normalize)
-        wide, both = expand_v * width, f"value_heads={value_heads} and heads={heads}"
-        bounds = gates.Beta, gates.Erase
-        bounded = any(issubclass(gate, bounds) for gate in known.gates.values())
-        values = {
-            f"kv_heads or value_heads, not both, got kv_heads={kv_heads} and "
-            f"value_heads={value_heads}": kv_heads is None or value_heads is None,
-            f"value_heads to be a multiple of heads, got {both}": value_heads is None
-            or memories % heads == 0,
-            f"expand_v times the width of a head, {width}, to be a positive integer, got "
-            f"expand_v={expand_v}": 1 <= wide < math.inf
-            and math.isclose(wide, round(wide), rel_tol=1e-9),
-            f"normalize=False for rule {rule!r}, which has no normaliser, got True": (
-                not normalize or known.normalize is not None
-            ),
-            f'key_eps=0 without key_norm="l2", got {key_eps}': key_norm == "l2"
-            or not key_eps,
-            f"scale=None with normalize=True, where it cancels, got {scale!r}": (
-                scale is None or not normalize
-            ),
-            f"steps to be 1 for rule {rule!r}, got {steps}": steps == 1 or known.steps,
-            range_of_beta: 0 < beta_max <= 2,
-            f"beta_max=1 for rule {rule!r}, which has no gate that it bounds, got "
-            f"{beta_max}": bounded or beta_max == 1,
-            "low_rank_gate=False for out_gate=False, got True": out_gate
-            or not low_rank_gate,
-        }
-        require(layer, ValueError, values)
+        text = f"normalize=False for rule {rule!r}, which has no normaliser, got True"
+        expect(not normalize or known.normalize is not None, text)
+        text = f"kv_heads or value_heads, not both, got {kv_heads=} and {value_heads=}"
+        expect(kv_heads is None or value_heads is None, text)
+        text = f"value_heads to be a multiple of heads, got {value_heads=} and {heads=}"
+        expect(value_heads is None or memories % heads == 0, text)
+        wide = expand_v * width
+        fits = 1 <= wide < math.inf and math.isclose(wide, round(wide), rel_tol=1e-9)
+        text = f"expand_v times the width of a head, {width}, to be a positive integer"
+        expect(fits, f"{text}, got {expand_v=}")
+        text = f'key_eps=0 without key_norm="l2", got {key_eps}'
+        expect(key_norm == "l2" or not key_eps, text)
+        text = f"scale=None with normalize=True, where it cancels, got {scale!r}"
+        expect(scale is None or not normalize, text)
+        text = f"steps to be 1 for rule {rule!r}, got {steps}"
+        expect(steps == 1 or known.steps, text)
+        fits = not {gates.Beta, gates.Erase}.isdisjoint(known.gates.values())
+        text = f"beta_max=1 for rule {rule!r}, which has no gate that it bounds"
+        expect(fits or beta_max == 1, f"{text}, got {beta_max}")
+        text = "low_rank_gate=False for out_gate=False, got True"
+        expect(out_gate or not low_rank_gate, text)
         self.d_model, self.heads, self.head_width = d_model, heads, width
         self.kv_heads, self.value_heads, self.steps = keys, memories, steps
         self.rule, self.key_norm, self.key_eps = rule, key_norm, key_eps
@@ -273,9 +258,7 @@ class FastWeightAttention(Causal):
         self.state_shape = (memories, value, self.feature_map.width(width))
         #: Channels of queries, keys and values.
         self.channels = [heads * width, steps * keys * width, steps * memories * value]
-        self.to_q, self.to_k, self.to_v = (
-            nn.Linear(d_model, size, bias=False) for size in self.channels
-        )
+        self.to_q, self.to_k, self.to_v = projections(d_model, *self.channels)
         read = max(heads, memories) * value
         self.to_out = nn.Linear(read, d_model, bias=False)
         self.gates = nn.ModuleDict({n: make(self) for n, make in known.gates.items()})
@@ -295,11 +278,10 @@ class FastWeightAttention(Causal):
         """Make a layer as in a published model.
 
         - `name`: "delta-net", "gated-delta-net", "qwen3.5", "olmo-hybrid" or "kimi".
-        - `d_model`, `heads`, `options`: those of `FastWeightAttention`, which has a
-          table of what a name sets. Options win. Sizes such as `head_width` and
-          `value_heads` are yours to set.
-        - Returns the layer.
-        - Raises `ValueError` or `TypeError` for an unknown name, or what does not fit.
+        - `d_model`, `heads`, `options`: those of `FastWeightAttention`. Options win over
+          what the name sets; sizes such as `value_heads` are yours to set.
+        - Returns the layer; raises `ValueError` or `TypeError` for an unknown name, or
+          what does not fit.
 
             >>> layer = FastWeightAttention.like("kimi", d_model=8, heads=2, head_width=3)
             >>> layer.rule, layer.state_shape
@@ -328,7 +310,8 @@ class FastWeightAttention(Causal):
                 "conv_size=0, got a ConvState (memory, inputs)"
             )
         documents = (options["key_mask"], options.get("cu_seqlens"))
-        qk, v, inputs = self._project(x, before, *documents)
+        made = self.to_q(x), self.to_k(x), self.to_v(x)
+        qk, v, inputs = self._heads(*made, before, *documents)
         if self.has_running_scale:
             y, state = running_scale.apply(self, x, qk, v, state, **options)
         else:
@@ -339,32 +322,28 @@ class FastWeightAttention(Causal):
         else:
             y = self._norm_and_gate(y, x)
         if self.conv is not None and options["return_state"]:
-            assert inputs is not None
             state = ops.ConvState(state, inputs)
         return self.to_out(y), state
 
-    def _project(
-        self,
-        x: Tensor,
-        before: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Make queries and keys side by side, and values, of each head.
+    def _heads(
+        self, q: Tensor, k: Tensor, v: Tensor, before: Any, *documents: Any
+    ) -> tuple[Tensor, Tensor, Any]:
+        """Convolve projections, and split them into heads.
 
-        - `before`: the last inputs of the convolution.
-        - Returns them, and the inputs that the convolution still sees; None without one.
+        - `before`, `documents`: what a convolution takes besides its input.
+        - Returns queries and keys side by side, values, and the inputs that the
+          convolution still sees; None without one.
         """
-        qk, v = torch.cat([self.to_q(x), self.to_k(x)], -1), self.to_v(x)
+        qk = torch.cat([q, k], -1)
         if self.conv is not None:
             sizes = [qk.shape[-1], v.shape[-1]]
-            both = torch.cat([qk, v], -1)
-            both, before = self.conv(both, before, key_mask, cu_seqlens)
+            both, before = self.conv(torch.cat([qk, v], -1), before, *documents)
             qk, v = both.split_with_sizes(sizes, -1)
-        v = v.unflatten(-1, (-1, self.state_shape[1]))
-        if RULES[self.rule].steps:
-            v = v.unflatten(2, (self.steps, -1))
-        return qk.unflatten(-1, (-1, self.head_width)), v, before
+        steps = (self.steps,) if RULES[self.rule].steps else ()
+        shared = self.heads + self.steps * self.kv_heads, self.head_width
+        shape = qk.shape[:2]
+        v = v.view(*shape, *steps, *self.state_shape[:2])
+        return qk.view(*shape, *shared), v, before
 
     def _features(self, x: Tensor) -> Tensor:
         r"""Compute $\phi$, then the normalisation that `key_norm` names."""
@@ -397,22 +376,16 @@ class FastWeightAttention(Causal):
         return q, k
 
     def _apply_rule(
-        self,
-        x: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: Any,
-        fading: Tensor | None = None,
-        **options: Any,
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, **options: Any
     ) -> tuple[Tensor, Any]:
         """Call the rule with its gates; return what heads read, and the state or None.
 
-        - `fading`: the logarithm of a decay, besides that of the rule.
+        - `options`: those of the operation, and perhaps `fading`, the logarithm of a
+          decay, besides that of the rule.
         """
         known = RULES[self.rule]
         made = {name: gate(x, k) for name, gate in self.gates.items()}
-        operation = known.operation
+        operation, fading = known.operation, options.pop("fading", None)
         if fading is not None:
             operation = known.decayed or operation
             made["log_decay"] = fading + made.get("log_decay", 0)
@@ -432,19 +405,17 @@ class FastWeightAttention(Causal):
         return y * OUT_GATES[self.out_gate](self.to_gate(x))
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        layer, dims = "FastWeightAttention", "batch d_model"
-        check_input(layer, "x", x, dims, self.d_model, self.to_q)
+        check_input(self, x, "batch d_model", self.to_q)
         found = one_token.fast_weights(self, RULES[self.rule], x, state)
         return super().step(x, state) if found is None else found
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *more: Any) -> None:
         """Load parameters, also by the names that they had before."""
-        for old, new in gates.RENAMED.items():
-            start = prefix + old
-            for name in [
-                n for n in state_dict if n == start or n.startswith(f"{start}.")
-            ]:
-                state_dict[prefix + new + name[len(start) :]] = state_dict.pop(name)
+        for name in [name for name in state_dict if name.startswith(prefix)]:
+            old, dot, rest = name.removeprefix(prefix).partition(".")
+            if old in gates.RENAMED:
+                new = prefix + gates.RENAMED[old] + dot + rest
+                state_dict[new] = state_dict.pop(name)
         super()._load_from_state_dict(state_dict, prefix, *more)
 
     def extra_repr(self) -> str:

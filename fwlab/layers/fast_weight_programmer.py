@@ -4,20 +4,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fwlab import arguments, ops
 from fwlab.layers.causal import Causal, with_state
-from fwlab.layers.heads import head_width
+from fwlab.layers.heads import head_width, per_head, projections
 
 
 class FastWeightProgrammer(Causal):
-    r"""One network writes the weights of another (Schmidhuber 1991).
+    r"""One network writes the weights of another (Schmidhuber 1991): `ops.fwp`.
 
-    $a, b = W_a x, W_b x$ (Eq. 1); the outer product $a \otimes b$ changes the fast weights
-    $W$, and the output is $W x$ (Eqs. 2 and 3), followed by an output projection. There is
-    no query: the fast network takes the input itself, split into heads. No projection has
-    a bias.
+    $a, b = W_a x, W_b x$ (Eq. 1) change the fast weights, which map the input itself,
+    split into heads: there is no query. An output projection follows; no projection has a
+    bias.
 
     - `d_model`: width of the input; a multiple of `heads`.
     - `heads`: number of independent fast networks.
@@ -46,20 +45,14 @@ class FastWeightProgrammer(Causal):
         self.d_model, self.heads, self.activation = d_model, heads, activation
         #: `[heads, value, key]`, the shape of the fast weights of one sequence.
         self.state_shape = (heads, width, width)
-        self.to_a = nn.Linear(d_model, d_model, bias=False)
-        self.to_b = nn.Linear(d_model, d_model, bias=False)
-        self.to_out = nn.Linear(d_model, d_model, bias=False)
+        self.to_a, self.to_b, self.to_out = projections(d_model, *[d_model] * 3)
 
     def state_size(self, time: int = 0) -> int:
-        heads, value, key = self.state_shape
-        return heads * value * key
+        return self.heads * self.state_shape[1] * self.state_shape[2]
 
     def _mix(self, x: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
         """Program the fast weights, and apply them to the input."""
-        a, b, q = (
-            part.unflatten(-1, (self.heads, -1))
-            for part in (self.to_a(x), self.to_b(x), x)
-        )
+        a, b, q = per_head(self.to_a(x), self.to_b(x), x, heads=self.heads)
         options |= {"activation": self.activation, "state": state}
         y, state = with_state(ops.fwp(a, b, q, **options))
         return self.to_out(y.flatten(-2)), state

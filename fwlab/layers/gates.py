@@ -24,11 +24,10 @@ class Beta(nn.Module):
         self.steps, self.beta_max = layer.steps, layer.beta_max
 
     def forward(self, x: Tensor, k: Tensor) -> Tensor:
-        """Return `[batch, time, heads]`; for keys with steps, they are before heads."""
         beta = self.projection(x)
         if beta.dtype != k.dtype:
             beta = as_precise(beta, k)
-        if k.dim() == 5:
+        if k.dim() == 5:  # [batch, time, steps, heads, key]
             beta = beta.unflatten(-1, (self.steps, -1))
         beta = torch.sigmoid(beta)
         return beta if self.beta_max == 1 else self.beta_max * beta
@@ -47,7 +46,6 @@ class Share(nn.Module):
         self.bias = nn.Parameter(torch.logit(0.5**heads))
 
     def forward(self, x: Tensor, k: Tensor) -> Tensor:
-        """Return `[batch, time, heads]`."""
         return torch.sigmoid(as_precise(self.projection(x), k) + self.bias)
 
 
@@ -62,38 +60,31 @@ def as_precise(gate: Tensor, k: Tensor) -> Tensor:
 class LogDecay(nn.Module):
     r"""Make $\log \alpha = -e^A\, \mathrm{softplus}(w \cdot x + b)$, one per head.
 
-    With the initial values of Yang et al. 2024: $e^A$ uniform in $[0, 16]$, and softplus
+    Or one `per_channel` of keys, too, by a projection of low rank. With the initial values of Yang et al. 2024: $e^A$ uniform in $[0, 16]$, and softplus
     of the bias log-uniform in $[0.001, 0.1]$.
     """
 
-    def __init__(self, layer: Any, *channels: int):
+    def __init__(self, layer: Any, per_channel: bool = False):
         super().__init__()
-        heads = layer.value_heads
-        if channels:
-            self.projection: nn.Module = low_rank(layer, heads * channels[0])
+        heads, *_, key = layer.state_shape
+        if per_channel:
+            self.projection: nn.Module = low_rank(layer, heads * key)
         else:
             self.projection = nn.Linear(layer.d_model, heads, bias=False)
         self.log_rate = nn.Parameter(torch.empty(heads).uniform_(1e-3, 16).log())
-        step = torch.empty(heads, *channels).uniform_(math.log(1e-3), math.log(1e-1))
-        step = step.exp()
+        step = torch.empty((heads, key) if per_channel else heads)
+        step = step.uniform_(math.log(1e-3), math.log(1e-1)).exp()
         # The inverse of softplus.
         self.bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))
 
     def forward(self, x: Tensor, k: Tensor) -> Tensor:
-        """Return `[batch, time, heads]`, in full precision, as published layers do."""
         alpha = self.projection(x)
+        # In full precision, as in published layers.
         dtype = torch.promote_types(alpha.dtype, torch.float32)
         rate = -self.log_rate.to(dtype).exp()
         if self.bias.dim() == 2:
             alpha, rate = alpha.unflatten(-1, self.bias.shape), rate.unsqueeze(-1)
         return F.softplus(alpha.to(dtype) + self.bias) * rate
-
-
-class ChannelLogDecay(LogDecay):
-    """Make a `LogDecay` per head and key channel, by a projection of low rank."""
-
-    def __init__(self, layer: Any):
-        super().__init__(layer, layer.state_shape[-1])
 
 
 class BoundedDecay(nn.Module):
@@ -109,7 +100,6 @@ class BoundedDecay(nn.Module):
         self.bias = nn.Parameter(torch.zeros(shape))
 
     def forward(self, x: Tensor, k: Tensor) -> Tensor:
-        """Return `[batch, time, heads, key]`."""
         alpha = self.projection(x).unflatten(-1, self.bias.shape)
         return -math.exp(-0.5) * torch.sigmoid(alpha + self.bias)
 
@@ -122,38 +112,48 @@ def low_rank(layer: Any, size: int) -> nn.Sequential:
     )
 
 
-class PerChannel(nn.Module):
-    r"""Make $\sigma(W x)$, one number per head and channel."""
+class Write(nn.Module):
+    r"""Make $w = \sigma(W x)$, one number per value channel."""
 
-    def __init__(self, layer: Any, channels: int):
-        super().__init__()
-        size = layer.value_heads * channels
-        self.projection = nn.Linear(layer.d_model, size, bias=False)
-        self.channels = channels
-
-    def forward(self, x: Tensor, k: Tensor) -> Tensor:
-        """Return `[batch, time, heads, channels]`."""
-        gate = self.projection(x).unflatten(-1, (-1, self.channels))
-        return torch.sigmoid(gate)
-
-
-class Erase(PerChannel):
-    r"""Make $e = \beta_{\max}\, \sigma(W x)$, one number per key channel."""
+    #: Which part of the shape of the fast weights has a number each.
+    part = 1
 
     def __init__(self, layer: Any):
-        super().__init__(layer, layer.state_shape[2])
-        self.beta_max = layer.beta_max
+        super().__init__()
+        self.channels, self.beta_max = layer.state_shape[self.part], layer.beta_max
+        size = layer.value_heads * self.channels
+        self.projection = nn.Linear(layer.d_model, size, bias=False)
 
     def forward(self, x: Tensor, k: Tensor) -> Tensor:
-        """Return `[batch, time, heads, key]`."""
+        return torch.sigmoid(self.projection(x).unflatten(-1, (-1, self.channels)))
+
+
+class Erase(Write):
+    r"""Make $e = \beta_{\max}\, \sigma(W x)$, one number per key channel."""
+
+    part = 2
+
+    def forward(self, x: Tensor, k: Tensor) -> Tensor:
         return self.beta_max * super().forward(x, k)
 
 
-class Write(PerChannel):
-    r"""Make $w = \sigma(W x)$, one number per value channel."""
+class Rate(Write):
+    r"""Make $b = \hat\kappa \odot \sigma(W x)$ of RWKV-7: where a key is removed."""
+
+    part = 2
+
+    def forward(self, x: Tensor, k: Tensor) -> Tensor:
+        return k * super().forward(x, k)
+
+
+class Removed(nn.Module):
+    r"""Make $a = -\hat\kappa$ of RWKV-7: the key whose value is removed."""
 
     def __init__(self, layer: Any):
-        super().__init__(layer, layer.state_shape[1])
+        super().__init__()
+
+    def forward(self, x: Tensor, k: Tensor) -> Tensor:
+        return -k
 
 
 class Ask(nn.Module):
@@ -164,30 +164,7 @@ class Ask(nn.Module):
         self.logit = nn.Parameter(torch.ones(layer.value_heads))
 
     def forward(self, x: Tensor, k: Tensor) -> Tensor:
-        """Return `[batch, time, heads]`."""
         return torch.sigmoid(self.logit).expand(*x.shape[:2], -1)
-
-
-class Removed(nn.Module):
-    r"""Make $a = -\hat\kappa$ of RWKV-7: the key whose value is removed."""
-
-    def __init__(self, layer: Any):
-        super().__init__()
-
-    def forward(self, x: Tensor, k: Tensor) -> Tensor:
-        """Return `[batch, time, heads, key]`."""
-        return -k
-
-
-class Rate(PerChannel):
-    r"""Make $b = \hat\kappa \odot \sigma(W x)$ of RWKV-7: where it is removed."""
-
-    def __init__(self, layer: Any):
-        super().__init__(layer, layer.state_shape[2])
-
-    def forward(self, x: Tensor, k: Tensor) -> Tensor:
-        """Return `[batch, time, heads, key]`."""
-        return k * super().forward(x, k)
 
 
 #: Old names of parameters, and what they are called now.

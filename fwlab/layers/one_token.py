@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fwlab import ops
-from fwlab.layers.heads import has_hooks
+from fwlab.layers.causal import has_hooks
 from fwlab.ops import softmax
 from fwlab.ops._rules import can_continue
 
@@ -16,26 +16,21 @@ Token = tuple[Tensor, Any]
 
 def fast_weights(layer: Any, rule: Any, x: Tensor, state: Any) -> Token | None:
     """Compute a token `[batch, d_model]` of a `FastWeightAttention` with a `Rule`."""
-    memory, batch = state, x.shape[0]
+    batch = x.shape[0]
     other = isinstance(state, ops.ConvState) != (layer.conv is not None)
     # Memories that share denominators, or take more steps than a token usually does.
     shared = layer.kv_heads < layer.heads and (layer.normalize or layer.steps > 2)
     watched = torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type)
     if other or shared or watched or layer.has_running_scale:
         return None
+    memory, before = (state, None) if layer.conv is None else state
     parts: Any = layer._modules  # attributes of a module are looked up slowly
-    q, k, v = (call(parts[name], x) for name in ("to_q", "to_k", "to_v"))
-    if q.dtype != x.dtype or not batch:
-        return None
-    qk = torch.cat([q, k], -1)
-    if layer.conv is not None:
-        memory, inputs = state
-        both, inputs = layer.conv(torch.cat([qk, v], -1).unsqueeze(1), inputs)
-        qk, v = both.split_with_sizes([qk.shape[-1], v.shape[-1]], -1)
-    q, k = layer._split(layer._features(qk.view(batch, 1, -1, layer.head_width)))
-    v = v.view(batch, 1, -1, layer.state_shape[1])
-    v = v.unflatten(2, (layer.steps, -1)) if rule.steps else v
+    made = [call(parts[name], x).unsqueeze(1) for name in ("to_q", "to_k", "to_v")]
     x = x.unsqueeze(1)
+    if made[0].dtype != x.dtype or not batch:
+        return None
+    qk, v, inputs = layer._heads(*made, before)
+    q, k = layer._split(layer._features(qk))
     gates = {name: gate(x, k) for name, gate in parts["gates"].items()}
     found = step(rule.operation, q, k, v, gates, memory, layer.normalize)
     if found is None:

@@ -20,15 +20,7 @@ LEAST = 1e-26
 
 
 def apply(
-    layer: Any,
-    x: Tensor,
-    qk: Tensor,
-    v: Tensor,
-    state: Any,
-    key_mask: Tensor | None,
-    return_state: bool,
-    cu_seqlens: Tensor | None = None,
-    **options: Any,
+    layer: Any, x: Tensor, qk: Tensor, v: Tensor, state: Any, **options: Any
 ) -> tuple[Tensor, Any]:
     """Apply the rule of a `FastWeightAttention` to features with a scale.
 
@@ -40,42 +32,37 @@ def apply(
     """
     memory: Any = None
     before: Any = None
-    dtype = v.dtype
+    key_mask, dtype = options["key_mask"], v.dtype
     if state is not None:
         operation.check_state("FastWeightAttention", state, ops.ScaledState)
         memory, before = state
-    options["cu_seqlens"] = cu_seqlens
     if isinstance(before, Tensor) and before.dtype == torch.float64:
         qk, v = qk.double(), v.double()
     if qk.dtype == torch.float16 and qk.is_cpu:
         qk = qk.float()
     q, k = layer._split(qk)
-    q, k, fading, last, tiny = rescale(layer, q, k, before, key_mask, cu_seqlens)
-    inputs = (x, q, k, v, memory, fading)
+    borders = options.get("cu_seqlens")
+    q, k, fading, last, tiny = rescale(layer, q, k, before, key_mask, borders)
+    inputs = (x, q, k, v, memory)
     if tiny is None:
-        options |= {"key_mask": key_mask, "return_state": return_state}
-        y, memory = layer._apply_rule(*inputs, **options)
-        return y.to(dtype), ops.ScaledState(memory, last) if return_state else None
+        y, memory = layer._apply_rule(*inputs, fading=fading, **options)
+        after = ops.ScaledState(memory, last) if options["return_state"] else None
+        return y.to(dtype), after
     late = tiny.any(-1).cummax(1).values
     real = ~late if key_mask is None else key_mask & ~late
-    early, _ = layer._apply_rule(*inputs, key_mask=real, return_state=False, **options)
+    given = options | {"fading": fading, "key_mask": real, "return_state": False}
+    early, _ = layer._apply_rule(*inputs, **given)
     if isinstance(memory, ops.NormalizedState):
         memory = ops.NormalizedState(*(part.double() for part in memory))
     if state is not None:
         state = ops.ScaledState(memory, before.double())
-    qk, v = qk.double(), v.double()
-    y, state = apply(layer, x, qk, v, state, key_mask, return_state, **options)
+    y, state = apply(layer, x, qk.double(), v.double(), state, **options)
     # What comes later must not change what came before by a single bit.
     return torch.where(late[..., None, None], y.to(dtype), early), state
 
 
 def rescale(
-    layer: Any,
-    q: Tensor,
-    k: Tensor,
-    before: Tensor | None,
-    key_mask: Tensor | None,
-    cu_seqlens: Tensor | None,
+    layer: Any, q: Tensor, k: Tensor, before: Any, key_mask: Any, cu_seqlens: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
     """Compute features in units of the largest scale so far.
 
@@ -94,8 +81,7 @@ def rescale(
         scale = scale.masked_fill(~key_mask[..., None], -torch.inf)
     sequences = scale.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     shape = (sequences, layer.value_heads)
-    if before is None:
-        before = scale.new_full(shape, -torch.inf)
+    before = scale.new_full(shape, -torch.inf) if before is None else before
     part = ("FastWeightAttention", "state.log_scale", before)
     operation.check_part(*part, shape, scale.dtype, scale)
     earlier, now, last = running_maximum(scale, before, cu_seqlens)

@@ -1,9 +1,4 @@
-r"""Convolve the last few inputs of each channel.
-
-Fast weights find a value by its key, not by its place. A convolution in front of them
-makes keys of neighbouring tokens, such as "what came after this one", which one token
-alone cannot say.
-"""
+r"""Convolve the last few inputs of each channel, so that keys see their neighbours."""
 
 import torch
 from torch import Tensor, nn
@@ -38,16 +33,12 @@ class ShortConvolution(nn.Module):
         key_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Convolve part of a sequence.
-
-        A masked token is skipped, as if it were not there: outputs after it see the real
-        tokens before it.
+        """Convolve part of a sequence, in which masked tokens are as if not there.
 
         - `x`: `[batch, time, channels]`.
         - `before`: `[batch, size - 1, channels]`, the inputs of the last real tokens, in
           float32 for half precision; None = 0. With `cu_seqlens`, one for each document.
-        - `key_mask`: `bool [batch, time]`, True = real token.
-        - `cu_seqlens`: the borders of packed documents, which do not see each other.
+        - `key_mask`, `cu_seqlens`: as for the layer.
         - Returns the output, anything at masked tokens, and the inputs of the last real
           tokens, as `before`.
         """

@@ -10,7 +10,7 @@ from fwlab import arguments, ops
 from fwlab.layers import heads as sizes
 from fwlab.layers import one_token
 from fwlab.layers.causal import Causal, check_input, with_state
-from fwlab.layers.heads import normed, require, shared_heads
+from fwlab.layers.heads import normed, per_head, projections
 from fwlab.layers.positions import angles, turned
 from fwlab.ops import _operation as operation
 
@@ -20,34 +20,27 @@ class SoftmaxAttention(Causal):
 
     - `d_model`: width of the input; a multiple of `heads`.
     - `heads`: number of heads.
-    - `kv_heads`: number of heads of keys and values; None = `heads`. Fewer are
-      grouped-query attention (Ainslie et al. 2023): each is shared by `heads / kv_heads`
-      consecutive heads of queries.
+    - `kv_heads`: as for `FastWeightAttention`; fewer than `heads` are grouped-query
+      attention (Ainslie et al. 2023).
     - `attention_dropout`: probability of dropout of the attention weights in training,
-      from 0 to below 1. Above 0, training keeps `time` x `time` weights per head in
-      memory.
+      from 0 to below 1. Above 0, training keeps `time` x `time` weights per head.
     - Raises `ValueError` or `TypeError` for what does not fit.
 
-    Options of today's models, all off:
+    Options of today's models, all off (see "Options of `SoftmaxAttention`" on the page of
+    the layers):
 
-    - `head_width`: width of a head; None = `d_model / heads`. With it, `d_model`
-      need not be a multiple of `heads`.
+    - `head_width`: width of a head, for any `d_model`; None = `d_model / heads`.
     - `rope`: the share of a head's width that is turned by the position (rotary
-      positions, Su et al. 2021), from 0 to 1. Scores then depend on the distance
-      of two tokens, and there is no maximum length. Channels that are not turned
-      compare tokens at any distance.
+      positions, Su et al. 2021), from 0 to 1. There is no maximum length.
     - `rope_base`: the longest wavelength is nearly $2 \pi$ times this number.
-    - `qk_norm`: divide queries and keys by their root mean square, and multiply
-      them by trained weights, so that scores stay small: for each head ("head",
-      as in Qwen3), or for all heads together ("all", as in Olmo 2).
+    - `qk_norm`: divide queries and keys by their root mean square, and multiply them by
+      trained weights: for each head ("head"), or for all heads together ("all").
     - `norm_eps`: is added to the mean square there, 0 or more.
-    - `out_gate`: multiply what each head reads by $\sigma(W_g x)$, so that a head
-      that finds nothing can say nothing (Qwen3-Next).
+    - `out_gate`: multiply what each head reads by $\sigma(W_g x)$.
 
-    Positions count real tokens, those that no `key_mask` hides.
-
-    Its state, a `KeyValueCache`, grows with every token. Without gradients
-    it is a view of up to twice as much memory, where the next tokens go.
+    Positions count real tokens, those that no `key_mask` hides. Its state, a
+    `KeyValueCache`, grows with every token. Without gradients it is a view of up to twice
+    as much memory, where the next tokens go.
 
         >>> SoftmaxAttention(d_model=8, heads=2).state_size(time=100)
         1600
@@ -74,31 +67,38 @@ class SoftmaxAttention(Causal):
         layer = "SoftmaxAttention"
         head_width = sizes.head_width(layer, d_model, heads, head_width)
         self.d_model, self.heads, self.head_width = d_model, heads, head_width
-        self.kv_heads = shared_heads(layer, heads, kv_heads)
+        self.kv_heads = sizes.shared_heads(layer, heads, kv_heads)
         self.kv_width = self.kv_heads * head_width
         arguments.dropout(layer, attention_dropout, "attention_dropout")
         self.attention_dropout = attention_dropout
         self.rope, self.rope_base = rope, rope_base
-        self.turned = turned_width(head_width, rope, rope_base)
+        arguments.numbers(layer, "from 0 to 1", lambda part: 0 <= part <= 1, rope=rope)
+        wanted, fits = "above 0 and finite", lambda base: 0 < base < math.inf
+        arguments.numbers(layer, wanted, fits, rope_base=rope_base)
+        #: Channels that are turned, two for each angle.
+        self.turned = round(rope * head_width)
+        is_even = math.isclose(self.turned, rope * head_width, rel_tol=1e-9)
+        is_even = is_even and self.turned % 2 == 0
+        wanted = f"rope times the width of a head, {head_width}, to be an even integer"
+        arguments.require(layer, is_even, f"{wanted}, got {rope=}")
         arguments.choice(layer, (None, "head", "all"), qk_norm=qk_norm)
         self.qk_norm = qk_norm
         arguments.epsilon(layer, norm_eps=norm_eps)
         arguments.flags(layer, out_gate=out_gate)
 
         width = heads * head_width
-        self.to_q = nn.Linear(d_model, width, bias=False)
-        self.to_k = nn.Linear(d_model, self.kv_width, bias=False)
-        self.to_v = nn.Linear(d_model, self.kv_width, bias=False)
+        every = width, self.kv_width, self.kv_width
+        self.to_q, self.to_k, self.to_v = projections(d_model, *every)
         self.to_out = nn.Linear(width, d_model, bias=False)
         self.q_norm: nn.RMSNorm | None = None
         self.k_norm: nn.RMSNorm | None = None
         if qk_norm is not None:
-            self.q_norm, self.k_norm = (
-                nn.RMSNorm(
-                    [n, head_width] if qk_norm == "all" else head_width, norm_eps
-                )
+            q_size, k_size = (
+                [n, head_width] if qk_norm == "all" else [head_width]
                 for n in (heads, self.kv_heads)
             )
+            self.q_norm = nn.RMSNorm(q_size, norm_eps)
+            self.k_norm = nn.RMSNorm(k_size, norm_eps)
         # Last, so that no other initial value depends on the options.
         self.to_gate = nn.Linear(d_model, width, bias=False) if out_gate else None
 
@@ -107,10 +107,8 @@ class SoftmaxAttention(Causal):
 
     def _mix(self, x: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
         """Project, let queries attend to all keys so far, and project what they read."""
-        q, k, v = (
-            to(x).unflatten(-1, (-1, self.head_width))
-            for to in (self.to_q, self.to_k, self.to_v)
-        )
+        parts = self.to_q(x), self.to_k(x), self.to_v(x)
+        q, k, v = per_head(*parts, width=self.head_width)
         q, k = self._with_positions(q, k, options["key_mask"], state)
         options["dropout"] = self.attention_dropout if self.training else 0.0
         y, state = with_state(ops.softmax_attention(q, k, v, state=state, **options))
@@ -120,8 +118,7 @@ class SoftmaxAttention(Causal):
         return self.to_out(y), state
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        layer, dims = "SoftmaxAttention", "batch d_model"
-        check_input(layer, "x", x, dims, self.d_model, self.to_q)
+        check_input(self, x, "batch d_model", self.to_q)
         found = one_token.softmax_attention(self, x, state)
         return super().step(x, state) if found is None else found
 
@@ -149,25 +146,3 @@ class SoftmaxAttention(Causal):
         both = turned(torch.cat([q, k], 2), angle)
         q, k = both.split_with_sizes([q.shape[2], k.shape[2]], 2)
         return q, k
-
-
-def turned_width(head_width: int, rope: float, rope_base: float) -> int:
-    """Return the number of channels that are turned, which has to be even."""
-    layer, number = "SoftmaxAttention", arguments.number
-    types = {
-        f"rope to be a number, got {rope!r}": number(rope),
-        f"rope_base to be a number, got {rope_base!r}": number(rope_base),
-    }
-    require(layer, TypeError, types)
-    wide = round(rope * head_width) if 0 <= rope <= 1 else 0
-    text = f"rope times the width of a head, {head_width}, to be an even integer"
-    whole = math.isclose(wide, rope * head_width, rel_tol=1e-9)
-    values = {
-        f"rope from 0 to 1, got {rope!r}": 0 <= rope <= 1,
-        f"rope_base to be above 0 and finite, got {rope_base!r}": 0
-        < rope_base
-        < math.inf,
-        f"{text}, got rope={rope!r}": whole and wide % 2 == 0,
-    }
-    require(layer, ValueError, values)
-    return wide

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from fwlab import arguments
 from fwlab.layers.block import Block
-from fwlab.layers.causal import Causal
-from fwlab.layers.heads import head_width, plain
+from fwlab.layers.causal import Causal, is_plain
+from fwlab.layers.heads import head_width, per_head, projections
 from fwlab.layers.positions import sinusoids
 from fwlab.ops import _operation as operation
 
@@ -64,8 +64,6 @@ class RelativeAttention(Causal):
 
     codes: Tensor
 
-    # Encodings of all distances that can occur: memory and segment together. They
-    # follow from the sizes, so they are not saved.
     def __init__(
         self,
         d_model: int,
@@ -82,21 +80,17 @@ class RelativeAttention(Causal):
         self.attention_dropout = attention_dropout
         self.d_model, self.heads = d_model, heads
         self.memory, self.segment = memory, segment
-        self.to_q = nn.Linear(d_model, d_model, bias=False)
-        self.to_k = nn.Linear(d_model, d_model, bias=False)
-        self.to_v = nn.Linear(d_model, d_model, bias=False)
-        self.to_r = nn.Linear(d_model, d_model, bias=False)
-        self.to_out = nn.Linear(d_model, d_model, bias=False)
+        self.to_q, self.to_k, self.to_v, self.to_r, self.to_out = projections(
+            d_model, *[d_model] * 5
+        )
         self.content_bias = nn.Parameter(torch.zeros(heads, width))
         self.position_bias = nn.Parameter(torch.zeros(heads, width))
+        # Encodings of all distances that can occur: memory and segment together. They
+        # follow from the sizes, so they are not saved.
         codes = sinusoids(torch.arange(memory + segment), d_model)
         self.register_buffer("codes", codes, persistent=False)
 
     def state_size(self, time: int | None = None) -> int:
-        """Count the scalars in the state of one sequence.
-
-        - `time`: tokens so far; None = the maximum over all lengths.
-        """
         if time is None:
             return 2 * self.d_model * (self.memory + self.segment)
         done = (time - 1) % self.segment + 1 if time else 0
@@ -104,77 +98,58 @@ class RelativeAttention(Causal):
 
     def _mix(self, x: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
         """Attend segment by segment, each to itself and to the memory before it."""
-        key_mask, names = options["key_mask"], ("auto", "naive")
-        arguments.choice(
-            "TransformerXL", names, implementation=options["implementation"]
-        )
+        layer, key_mask, forms = "TransformerXL", options["key_mask"], ("auto", "naive")
+        arguments.choice(layer, forms, implementation=options["implementation"])
         batch, time, _ = x.shape
-        q, new = self._per_head(self.to_q(x)), self._keys_and_values(x)
-        empty = new[:, :0]
-        if state is None:
-            state = SegmentState(empty, empty, None)
-        self._check_state(state, new)
-        memory, segment, mask = state
-        # What a later segment sees of a token: the same keys and values,
-        # with gradients to the projections but not to the token itself.
-        stopped, later = segment.detach(), new
-        if torch.is_grad_enabled() and segment.shape[1] + time > self.segment:
-            later = self._keys_and_values(x.detach())
+        (q,) = per_head(self.to_q(x), heads=self.heads)
+        new = self._keys_and_values(x)
+        memory, segment, mask = self._start(state, new)
+        # Places: where the segment begins, where the new tokens do, and the end.
+        begin = start = memory.shape[1]
+        past = start + segment.shape[1]
+        end = past + time
+        seen = later = torch.cat([memory, segment, new], 1)
+        if torch.is_grad_enabled() and end - start > self.segment:
+            # What a later segment sees of a token: the same keys and values, with
+            # gradients to the projections but not to the token itself.
+            again = self._keys_and_values(x.detach())
+            later = torch.cat([memory, segment.detach(), again], 1)
         if key_mask is not None or mask is not None:
-            past = memory.shape[1] + segment.shape[1]
-            parts = ((mask, past), (key_mask, time))
+            both = ((mask, past), (key_mask, time))
             mask = torch.cat(
-                [x.new_ones(batch, n).bool() if m is None else m for m, n in parts], 1
+                [x.new_ones(batch, n).bool() if m is None else m for m, n in both], 1
             )
-        y, start = [], 0
-        while start < time:
-            if segment.shape[1] == self.segment:
-                memory = torch.cat([memory, stopped], 1)
-                memory = memory[:, max(memory.shape[1] - self.memory, 0) :]
-                segment = stopped = empty
-            stop = min(start + self.segment - segment.shape[1], time)
-            segment = torch.cat([segment, new[:, start:stop]], 1)
-            stopped = torch.cat([stopped, later[:, start:stop]], 1)
-            visible = torch.cat([memory, segment], 1)
-            real = None
-            if mask is not None:
-                end = mask.shape[1] - time + stop
-                real = mask[:, end - visible.shape[1] : end]
-            y.append(self._attend(q[:, start:stop], visible, real))
-            start = stop
-        if mask is not None:
-            mask = mask[:, mask.shape[1] - memory.shape[1] - segment.shape[1] :]
+        y, first = [], 0
+        for begin in range(start, end, self.segment):
+            first, stop = max(begin - self.memory, 0), min(begin + self.segment, end)
+            if stop > past:
+                visible = torch.cat([later[:, first:begin], seen[:, begin:stop]], 1)
+                queries = q[:, max(begin - past, 0) : stop - past]
+                real = None if mask is None else mask[:, first:stop]
+                y.append(self._attend(queries, visible, real))
         out = self.to_out(torch.cat(y, 1).flatten(-2)) if y else x * 0
         if key_mask is not None:
             out = torch.where(key_mask[..., None], out, 0)
-        return out, SegmentState(memory, segment, mask)
+        # Copies, which do not keep the whole sequence.
+        after = later[:, first:begin].clone(), seen[:, begin:].clone()
+        return out, SegmentState(*after, None if mask is None else mask[:, first:])
 
-    def _check_state(self, state: SegmentState, like: Tensor) -> None:
-        """Check that a state has sizes that are possible for this layer."""
-        layer, (batch, _, *widths) = "TransformerXL", like.shape
-        operation.check_state(layer, state, SegmentState)
-        memory, segment, mask = state
-        for name, part, maximum in (
-            ("state.memory", memory, self.memory),
-            ("state.segment", segment, self.segment),
-        ):
-            shape = (batch, min(operation.time_of(part, 4), maximum), *widths)
-            operation.check_part(layer, name, part, shape, like.dtype, like)
-        if mask is not None:
-            past = memory.shape[1] + segment.shape[1]
-            operation.check_mask(
-                layer, "state.mask", mask, like, batch=batch, past=past
-            )
-
-    def _per_head(self, x: Tensor) -> Tensor:
-        """Split `[..., d_model]` into `[..., heads, width]`."""
-        return x.unflatten(-1, (self.heads, -1))
+    def _start(self, state: Any, new: Tensor) -> SegmentState:
+        """Return an empty state, or one whose sizes are possible for this layer."""
+        if state is None:
+            return SegmentState(new[:, :0], new[:, :0], None)
+        given = "TransformerXL", state, SegmentState
+        operation.check_state(*given)
+        batch, _, *widths = new.shape
+        memory = min(operation.time_of(state[0], 4), self.memory)
+        segment = min(operation.time_of(state[1], 4), self.segment)
+        shapes = [(batch, time, *widths) for time in (memory, segment)]
+        shapes.append((batch, memory + segment))
+        return operation.check_parts(*given, shapes, new, new.dtype)
 
     def _keys_and_values(self, x: Tensor) -> Tensor:
         """Make both in one tensor, since memory, segment and mask treat them alike."""
-        return torch.cat(
-            [self._per_head(self.to_k(x)), self._per_head(self.to_v(x))], -1
-        )
+        return torch.cat([*per_head(self.to_k(x), self.to_v(x), heads=self.heads)], -1)
 
     def _attend(self, q: Tensor, keys_values: Tensor, real: Tensor | None) -> Tensor:
         """Let the last steps attend to all: `[batch, time, heads, width]`."""
@@ -195,8 +170,8 @@ class RelativeAttention(Causal):
     def _by_distance(self, q: Tensor, count: int) -> Tensor:
         """Compute scores by decreasing distance: `[batch, heads, time, count]`."""
         codes = self.codes[:count].flip(0)
-        if q.shape[1] > 1 or not plain(self.to_r):
-            r = self._per_head(self.to_r(codes))
+        if q.shape[1] > 1 or not is_plain(self.to_r):
+            (r,) = per_head(self.to_r(codes), heads=self.heads)
             return torch.einsum("bihd,jhd->bhij", q, r)
         # For one query it is cheaper to project the query than the codes.
         W: Any = self.to_r.weight
@@ -211,24 +186,20 @@ class TransformerXL(Causal):
     in every layer, the `memory` tokens before the segment. A stack of $n$ layers thus
     reaches back up to $n \cdot$ `memory` tokens. **No gradient flows from a segment
     into the representations of tokens before it**; it flows into the projections of
-    their keys and values, as in the paper. (For a token of an earlier call of `prefill`
-    or `step`, the keys and values are constants to later segments.)
+    their keys and values, as in the paper, unless an earlier call made them.
 
     - `d_model`: width of input and output; a multiple of `heads`.
     - `heads`, `layers`: heads per layer and number of layers, at least 1.
-    - `d_ff`: width inside the MLPs; None = `4 * d_model`.
     - `memory`: tokens of segment memory, 0 or more.
     - `segment`: tokens per segment, at least 1.
-    - `dropout`: as for `Block`.
-    - `attention_dropout`: probability of dropout of the attention
-      weights in training, from 0 to below 1.
+    - `d_ff`, `dropout`: as for `Block`.
+    - `attention_dropout`: as for `SoftmaxAttention`.
     - Raises `ValueError` or `TypeError` for invalid sizes.
 
     Blocks are pre-norm, each with a `RelativeAttention` and its own biases $u$ and $v$.
-    There is no final norm, and no maximum sequence length. Any mixture of `prefill` and
-    `step` computes the same as one `forward` over the whole sequence: the state, a list
-    with a `SegmentState` per layer, knows where its segment began. Time and memory of
-    `step` stop growing once the segment memory is full.
+    There is no final norm, and no maximum sequence length. The state, a list with a
+    `SegmentState` per layer, knows where its segment began. Time and memory of `step`
+    stop growing once the segment memory is full.
 
         >>> stack = TransformerXL(8, heads=2, layers=3, memory=4, segment=2)
         >>> stack.state_size(time=5), stack.state_size(time=100)
@@ -253,24 +224,18 @@ class TransformerXL(Causal):
         super().__init__()
         arguments.integers("TransformerXL", 1, layers=layers)
         self.d_model = d_model
+        sizes = d_model, heads, memory, segment, attention_dropout
         self.blocks: Any = nn.ModuleList(
-            Block(
-                RelativeAttention(d_model, heads, memory, segment, attention_dropout),
-                d_model,
-                d_ff,
-                dropout,
-            )
+            Block(RelativeAttention(*sizes), d_model, d_ff, dropout)
             for _ in range(layers)
         )
 
     def state_size(self, time: int | None = None) -> int:
         """Count the scalars in the state of one sequence, over all layers.
 
-        Two vectors, key and value, per layer and token.
-
         - `time`: tokens so far; None = the maximum over all lengths,
           `2 * layers * d_model * (memory + segment)`.
-        - Returns the count.
+        - Returns the count: a key and a value per layer and token.
         """
         return sum(block.mixer.state_size(time) for block in self.blocks)
 
@@ -281,18 +246,12 @@ class TransformerXL(Causal):
             for block in self.blocks:
                 x = block(x, **options)
             return x, None
-        if state is None:
-            state = [None] * layers
-        if not isinstance(state, list | tuple):
-            raise TypeError(
-                "TransformerXL: expected state to be a list with a SegmentState per "
-                f"layer, got {type(state).__name__}"
-            )
-        if len(state) != layers:
-            raise ValueError(
-                f"TransformerXL: expected state with {layers} parts, one per layer, "
-                f"got {len(state)}"
-            )
+        state = [None] * layers if state is None else state
+        layer, is_list = "TransformerXL", isinstance(state, list | tuple)
+        wanted = f"state to be a list of {layers} SegmentStates, one per layer, got "
+        wanted += str(len(state)) if is_list else type(state).__name__
+        arguments.require(layer, is_list, wanted, TypeError)
+        arguments.require(layer, len(state) == layers, wanted)
         after: list[SegmentState] = []
         for block, part in zip(self.blocks, state, strict=True):
             x, part = block.prefill(x, part, **options)

@@ -11,7 +11,7 @@ from fwlab.feature_maps import FeatureMap
 from fwlab.layers import Block, CrossAttention, FastWeightAttention, SoftmaxAttention
 from fwlab.layers.fast_weight_attention import RULES
 from fwlab.layers.positions import sinusoids
-from fwlab.models.tokens import check_tokens, tied_logits
+from fwlab.models.tokens import check_range, check_tokens, tied_logits
 
 
 class DecoderState(NamedTuple):
@@ -51,51 +51,48 @@ class DecoderBlock(Block):
         self.cross = cross
 
     def read(
-        self, x: Tensor, source: Any, state: Any, key_mask: Tensor | None
+        self, x: Tensor, source: Any, state: Any, key_mask: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        y, state = self.mixer.prefill(self.norm_mixer(x), state, key_mask)
+        """Process part of the target."""
+        h = self.norm_mixer(x)
+        if x.shape[1] == 1 and key_mask is None:
+            y, state = self.mixer.step(h[:, 0], state)
+            y = y[:, None]
+        else:
+            y, state = self.mixer.prefill(h, state, key_mask)
         x = x + self.dropout(y)
         x = x + self.dropout(self.cross.read(self.norm_cross(x), source))
-        return self._mix_channels(x), state
-
-    def read_one(self, x: Tensor, source: Any, state: Any) -> tuple[Tensor, Any]:
-        y, state = self.mixer.step(self.norm_mixer(x), state)
-        x = x + self.dropout(y)
-        y = self.cross.read(self.norm_cross(x)[:, None], source)[:, 0]
-        x = x + self.dropout(y)
         return self._mix_channels(x), state
 
 
 class EncoderDecoder(nn.Module):
     r"""Translation as in Vaswani et al. 2017, with any attention.
 
-    The encoder's blocks see the whole source. The decoder's blocks see
-    the source and the target so far. With a feature map, all three kinds
-    of attention are fast weights: the encoder's and the cross-attention
-    sum over all source tokens (`layers.CrossAttention`); the decoder's
-    self-attention is a causal rule (`layers.FastWeightAttention`).
-    Decoding then needs constant memory, however long the source is.
+    The encoder's blocks see the whole source. The decoder's blocks see the source and
+    the target so far. With a feature map, all three kinds of attention are fast
+    weights: the encoder's and the cross-attention sum over all source tokens
+    (`layers.CrossAttention`); the decoder's self-attention is a causal rule
+    (`layers.FastWeightAttention`). Decoding then needs constant memory, however long
+    the source is.
 
     - `source_vocab`, `target_vocab`: number of tokens in each vocabulary.
     - `layers`: number of blocks, in the encoder and in the decoder.
     - `heads`, `d_model`: heads per layer, width.
-    - `attention`: "softmax", or a `FeatureMap`, of which every attention
-      gets a copy.
-    - `rule`: the decoder's fast weight rule, one that
-      `FastWeightAttention` takes; softmax has none.
+    - `attention`: "softmax", or a `FeatureMap`, of which every attention gets a copy.
+    - `rule`: the decoder's fast weight rule, one that `FastWeightAttention` takes;
+      softmax has none.
     - `d_ff`: width inside the MLPs; None = `4 * d_model`.
-    - `dropout`: probability of dropout in training, from 0 to below 1: of
-      embeddings with positions, of what every attention and MLP adds to
-      its input, and inside the MLPs.
+    - `dropout`: probability of dropout in training, from 0 to below 1: of embeddings
+      with positions, of what every attention and MLP adds to its input, and inside the
+      MLPs.
     - `attention_dropout`: the same for attention weights; softmax only.
     - Raises `ValueError` or `TypeError` for invalid arguments.
 
-    Positions are sinusoids, added to the embeddings on both sides: there
-    is no maximum sequence length. The target's embeddings are also the
-    weights of the last layer; the source, another language, has its own
-    embeddings. Blocks are pre-norm, without biases. **Initial weights**:
-    embeddings normal with variance $1/d$, and multiplied by $\sqrt d$
-    when looked up; linear layers Xavier uniform, norms 1.
+    Positions are sinusoids, added to the embeddings on both sides: there is no maximum
+    sequence length. The target's embeddings are also the weights of the last layer; the
+    source, another language, has its own embeddings. Blocks are pre-norm, without
+    biases. **Initial weights**: embeddings normal with variance $1/d$, and multiplied
+    by $\sqrt d$ when looked up; linear layers Xavier uniform, norms 1.
 
         >>> model = EncoderDecoder(10, 12, layers=1, heads=2, d_model=8)
         >>> source = target = torch.zeros(1, 5, dtype=torch.long)
@@ -124,12 +121,13 @@ class EncoderDecoder(nn.Module):
         arguments.integers("EncoderDecoder", 1, **sizes)
         rule = rule.replace("-", "_") if isinstance(rule, str) else rule
         arguments.choice("EncoderDecoder", RULES, rule=rule)
-        if attention != "softmax" and not isinstance(attention, FeatureMap):
+        phi = attention if isinstance(attention, FeatureMap) else None
+        if phi is None and attention != "softmax":
             raise TypeError(
                 "EncoderDecoder: expected attention to be 'softmax' or a FeatureMap, "
                 f"such as ELU1(), got {attention!r}"
             )
-        if attention_dropout and attention != "softmax":
+        if attention_dropout and phi is not None:
             raise ValueError(
                 "EncoderDecoder: expected attention_dropout=0 with a feature map, "
                 f"which has no attention weights, got {attention_dropout}"
@@ -138,29 +136,22 @@ class EncoderDecoder(nn.Module):
         self.d_model = d_model
         self.dropout = nn.Dropout(dropout)
 
-        def own() -> FeatureMap | None:
-            return (
-                copy.deepcopy(attention) if isinstance(attention, FeatureMap) else None
-            )
-
         def causal() -> nn.Module:
-            phi = own()
             if phi is None:
-                return SoftmaxAttention(
-                    d_model, heads, attention_dropout=attention_dropout
-                )
-            return FastWeightAttention(d_model, heads, phi, rule)
+                dropped: Any = {"attention_dropout": attention_dropout}
+                return SoftmaxAttention(d_model, heads, **dropped)
+            return FastWeightAttention(d_model, heads, copy.deepcopy(phi), rule)
 
-        def seeing_all() -> CrossAttention:
-            return CrossAttention(d_model, heads, own(), attention_dropout)
+        def cross() -> CrossAttention:
+            return CrossAttention(d_model, heads, copy.deepcopy(phi), attention_dropout)
 
         self.source_embedding = nn.Embedding(source_vocab, d_model)
         self.target_embedding = nn.Embedding(target_vocab, d_model)
         self.encoder: Any = nn.ModuleList(
-            EncoderBlock(seeing_all(), d_model, d_ff, dropout) for _ in range(layers)
+            EncoderBlock(cross(), d_model, d_ff, dropout) for _ in range(layers)
         )
         self.decoder: Any = nn.ModuleList(
-            DecoderBlock(causal(), seeing_all(), d_model, d_ff, dropout)
+            DecoderBlock(causal(), cross(), d_model, d_ff, dropout)
             for _ in range(layers)
         )
         self.norm_source = nn.LayerNorm(d_model, bias=False)
@@ -200,12 +191,11 @@ class EncoderDecoder(nn.Module):
         """Logits of the next target token at every position.
 
         - `source`: `int64 [batch, source]`.
-        - `target_in`: `int64 [batch, time]`, a start token, then the
-          target shifted by one step.
-        - `source_mask`: `bool [batch, source]`, True = real token; None =
-          all are.
-        - `target_mask`: `bool [batch, time]`, the same. Padding after the
-          end of a target needs no mask: no real token sees it.
+        - `target_in`: `int64 [batch, time]`, a start token, then the target shifted by
+          one step.
+        - `source_mask`: `bool [batch, source]`, True = real token; None = all are.
+        - `target_mask`: `bool [batch, time]`, the same. Padding after the end of a
+          target needs no mask: no real token sees it.
         - Returns `[batch, time, target_vocab]`.
         - Raises `ValueError` or `TypeError` for invalid arguments.
         """
@@ -217,7 +207,7 @@ class EncoderDecoder(nn.Module):
         - `source`, `source_mask`: as in `forward`.
         - Returns the state of the decoder before the first target token.
         """
-        check_tokens("EncoderDecoder", "source", source, self.source_vocab)
+        check_tokens("EncoderDecoder", source, self.source_vocab, argument="source")
         x = self._positioned(self.source_embedding(source), 0)
         for block in self.encoder:
             x = block(x, source_mask)
@@ -236,18 +226,18 @@ class EncoderDecoder(nn.Module):
         - `target_in`: `int64 [batch, time]`.
         - `state`: what `encode`, `prefill` or `step` returned.
         - `target_mask`: as in `forward`.
-        - Returns `(logits, state)`, the logits
-          `[batch, time, target_vocab]`.
+        - Returns `(logits, state)`, the logits `[batch, time, target_vocab]`.
         """
-        check_tokens("EncoderDecoder", "target_in", target_in, self.target_vocab)
+        vocab = self.target_vocab
+        check_tokens("EncoderDecoder", target_in, vocab, argument="target_in")
         x, parts = self._positioned(self.target_embedding(target_in), state.past), []
-        for block, source, part in zip(
-            self.decoder, state.source, state.parts, strict=True
-        ):
+        each = zip(self.decoder, state.source, state.parts, strict=True)
+        for block, source, part in each:
             x, part = block.read(x, source, part, target_mask)
             parts.append(part)
         past = state.past + target_in.shape[1]
-        return self._logits(x), DecoderState(past, state.source, parts)
+        logits = tied_logits(self.norm(x), self.target_embedding, vocab)
+        return logits, DecoderState(past, state.source, parts)
 
     def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """Process one target token of each sequence.
@@ -256,24 +246,14 @@ class EncoderDecoder(nn.Module):
         - `state`: what `encode`, `prefill` or `step` returned.
         - Returns `(logits, state)`, the logits `[batch, target_vocab]`.
         """
-        check_tokens("EncoderDecoder", "tokens", tokens[:, None], self.target_vocab)
-        x = self._positioned(self.target_embedding(tokens)[:, None], state.past)[:, 0]
-        parts = []
-        for block, source, part in zip(
-            self.decoder, state.source, state.parts, strict=True
-        ):
-            x, part = block.read_one(x, source, part)
-            parts.append(part)
-        return self._logits(x), DecoderState(state.past + 1, state.source, parts)
+        logits, state = self.prefill(tokens[:, None], state)
+        return logits[:, 0], state
 
     def _positioned(self, x: Tensor, past: int) -> Tensor:
         # On the CPU: the sinusoids need float64, which some devices lack.
         positions = torch.arange(past, past + x.shape[1], device="cpu")
         x = x * self.d_model**0.5 + sinusoids(positions, self.d_model).to(x)
         return self.dropout(x)
-
-    def _logits(self, x: Tensor) -> Tensor:
-        return tied_logits(self.norm(x), self.target_embedding, self.target_vocab)
 
     @torch.no_grad()
     def generate(
@@ -291,19 +271,14 @@ class EncoderDecoder(nn.Module):
         - `source`, `source_mask`: as in `forward`.
         - `max_new_tokens`: maximum number of tokens, 0 or more.
         - `start`: the token before the first one.
-        - `end`: the token that ends a sequence, and fills it up after
-          that. None = always generate `max_new_tokens`.
-        - Returns `int64 [batch, time]`, without the start token; `time`
-          is the maximum of the sequence lengths.
+        - `end`: the token that ends a sequence, and fills it up after that. None =
+          always generate `max_new_tokens`.
+        - Returns `int64 [batch, time]`, without the start token; `time` is the maximum
+          of the sequence lengths.
         - Raises `ValueError` for an argument out of range.
         """
         arguments.integers("generate", 0, max_new_tokens=max_new_tokens)
-        for name, token in (("start", start), ("end", end)):
-            if token is not None and not 0 <= token < self.target_vocab:
-                raise ValueError(
-                    f"generate: expected {name} from 0 to {self.target_vocab - 1}, "
-                    f"got {token}"
-                )
+        check_range(0, self.target_vocab - 1, start=start, end=end)
         state = self.encode(source, source_mask)
         tokens = torch.full_like(source[:, 0], start, dtype=torch.int64)
         ended = torch.zeros_like(tokens, dtype=torch.bool)
@@ -312,9 +287,9 @@ class EncoderDecoder(nn.Module):
             logits, state = self.step(tokens, state)
             tokens = logits.argmax(-1)
             if end is not None:
-                tokens = torch.where(ended, end, tokens)
-                ended = ended | (tokens == end)
+                tokens = tokens.masked_fill(ended, end)
+                ended = tokens == end
             text.append(tokens[:, None])
-            if end is not None and bool(ended.all()):
+            if end is not None and ended.all():
                 break
         return torch.cat(text, 1)

@@ -4,17 +4,22 @@ Each function reads a configuration, and says of which parts `LanguageModel` has
 made, and which of its weights is which published one.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 from fwlab.models.language_model import MIXERS, Mixer
-from fwlab.models.latent_attention import LatentAttention
 
 #: Where a layer of fast weights has the projection of its write strength, and its decay.
 BETA, DECAY = "gates.beta.projection", "gates.log_decay"
+#: Published names in a layer, and ours; spaces stand between several.
+SOFTMAX = {f"{name}_proj": f"to_{name}" for name in "qkv"} | {"o_proj": "to_out"}
+GATES = {"A_log": f"{DECAY}.log_rate", "dt_bias": f"{DECAY}.bias"}
+DELTA = SOFTMAX | {"q_conv1d k_conv1d v_conv1d": "conv"}
+DELTA |= {"b_proj": BETA, "o_norm": "out_norm"}
+GATED_DELTA = DELTA | GATES | {"a_proj": f"{DECAY}.projection"}
+QK_NORM = {"q_norm": "q_norm", "k_norm": "k_norm"}
+MLP = {"gate_proj": "gate", "up_proj": "expand", "down_proj": "contract"}
 
 
 class Configuration:
@@ -54,15 +59,11 @@ class Piece(NamedTuple):
     - `ours`: names in `LanguageModel`.
     - `heads`: number of heads; in the published weight, the rows of several of `ours`
       alternate, head by head.
-    - `plus`: to add to what is published: some norms multiply by 1 + weight.
-    - `form`: from the shape of our rows to that of the published ones.
     """
 
     published: tuple[str, ...]
     ours: tuple[str, ...]
     heads: int = 1
-    plus: float = 0
-    form: Callable[[Tensor], Tensor] = lambda rows: rows
 
 
 class Family(NamedTuple):
@@ -70,45 +71,72 @@ class Family(NamedTuple):
 
     - `model`: arguments of `LanguageModel`.
     - `pieces`: all its weights.
+    - `plus`: to add to the weights of all norms but those of outputs: some multiply by
+      1 + weight.
     - `ignored`: how the names of weights begin that are no part of the text model.
     - `renamed`: parts of names in files, and their counterparts in `pieces`.
     """
 
     model: dict[str, Any]
     pieces: list[Piece]
+    plus: float = 0
     ignored: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
 
 
+class Layer(NamedTuple):
+    """A kind of layer of a family, with this `mixer`.
+
+    - `folder`: where the published mixer is, in its layer.
+    - `names`: published names there, and ours.
+    - `norms`: published names of those of mixer and MLP.
+    - `heads`: as for `Piece`.
+    """
+
+    mixer: Mixer
+    folder: str
+    names: dict[str, str]
+    norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
+    heads: int = 1
+
+
 def qwen3_5(c: Configuration) -> Family:
-    """Qwen3.5; of a model that also sees, the part for text."""
-    family = _qwen(c, _qkv_z_b_a)
+    """Describe Qwen3.5; of a model that also sees, the part for text."""
+    c.only(hidden_act="silu", attention_bias=False)
+    eps, width = c["rms_norm_eps"], c["linear_key_head_dim"]
+    share, base = _rope(c, 0.25)
+    softmax = {
+        **{"heads": c["num_attention_heads"], "kv_heads": c["num_key_value_heads"]},
+        **{"head_width": c["head_dim"], "rope": share, "rope_base": base},
+        **{"qk_norm": "head", "norm_eps": eps, "out_gate": True},
+    }
+    fast = {
+        **{"like": "qwen3.5", "heads": c["linear_num_key_heads"], "head_width": width},
+        "value_heads": c["linear_num_value_heads"],
+        "expand_v": c["linear_value_head_dim"] / width,
+        "conv_size": c["linear_conv_kernel_dim"],
+        "norm_eps": eps,
+    }
+    names = SOFTMAX | QK_NORM | {"q_proj": "to_q to_gate"}
+    attention = Layer(MIXERS["softmax"], "self_attn", names, heads=softmax["heads"])
+    names = GATES | {"in_proj_qkv": "to_q to_k to_v", "in_proj_z": "to_gate"}
+    names |= {"in_proj_b": BETA, "in_proj_a": f"{DECAY}.projection"}
+    names |= {"conv1d": "conv", "norm": "out_norm", "out_proj": "to_out"}
+    delta = Layer(MIXERS["gated-delta"], "linear_attn", names)
+    family = _family(c, _hybrid(c, delta, attention), fast, softmax, eps)
     renamed = (("model.language_model.", "model."),)
-    return family._replace(ignored=("model.visual.", "mtp."), renamed=renamed)
-
-
-def qwen3_next(c: Configuration) -> Family:
-    """Qwen3-Next, as far as its layers have no experts."""
-    dense, every = c.get("mlp_only_layers", []), c.get("decoder_sparse_step", 1)
-    sparse = [
-        i
-        for i in range(c["num_hidden_layers"])
-        if c.get("num_experts", 0) and i not in dense and (i + 1) % every == 0
-    ]
-    _no_experts(c, sparse)
-    return _qwen(c, _qkvz_ba)._replace(ignored=("mtp.",))
+    return family._replace(plus=1, ignored=("model.visual.", "mtp."), renamed=renamed)
 
 
 def olmo_hybrid(c: Configuration) -> Family:
-    """Olmo Hybrid: norms after the parts of its attention layers."""
+    """Describe Olmo Hybrid: norms after the parts of its attention layers."""
     c.only(hidden_act="silu", attention_bias=False)
-    heads = c["num_attention_heads"]
+    eps, heads = c["rms_norm_eps"], c["num_attention_heads"]
     share, base = _rope(c, 1.0)
     softmax = {
         **{"heads": heads, "kv_heads": c.get("num_key_value_heads", heads)},
         **{"head_width": c.get("head_dim", c["hidden_size"] // heads)},
-        **{"rope": share, "rope_base": base},
-        **{"qk_norm": "all", "norm_eps": c["rms_norm_eps"]},
+        **{"rope": share, "rope_base": base, "qk_norm": "all", "norm_eps": eps},
     }
     keys = c.get("linear_num_key_heads", heads)
     width = c.get("linear_key_head_dim", int(0.75 * c["hidden_size"] / keys))
@@ -120,72 +148,21 @@ def olmo_hybrid(c: Configuration) -> Family:
         "beta_max": 2 if c.get("linear_allow_neg_eigval", True) else 1,
         "norm_eps": 1e-5,
     }
-    types = _types(c)
-    mixers = [
-        MIXERS["softmax"]._replace(post_norm=True) if full else "gated-delta"
-        for full in types
-    ]
-    pieces = _ends(c, "embed_tokens")
-    for i, full in enumerate(types):
-        norms = ("input_layernorm", "post_attention_layernorm")
-        if full:
-            norms = ("post_attention_layernorm", "post_feedforward_layernorm")
-            all_heads = {"form": Tensor.flatten}
-            pieces += _layer(i, "self_attn.", _SOFTMAX)
-            for name in ("q_norm", "k_norm"):
-                pieces += _layer(i, "self_attn.", {name: name}, **all_heads)
-        else:
-            pieces += _layer(i, "linear_attn.", _APART | {"g_proj": "to_gate"})
-            pieces += _short_convolutions(i, "linear_attn.")
-        pieces += _block(i, *norms)
-    model = _stack(c, mixers, fast, softmax, c["rms_norm_eps"])
+    post, names = MIXERS["softmax"]._replace(post_norm=True), SOFTMAX | QK_NORM
+    after = ("post_attention_layernorm", "post_feedforward_layernorm")
+    attention = Layer(post, "self_attn", names, after)
+    names = GATED_DELTA | {"g_proj": "to_gate"}
+    delta = Layer(MIXERS["gated-delta"], "linear_attn", names)
     renamed = (
         ("attention_layer_norm.", "input_layernorm."),
         ("feedforward_layer_norm.", "post_attention_layernorm."),
     )
-    return Family(model, pieces, renamed=renamed)
-
-
-def kimi_linear(c: Configuration) -> Family:
-    """Kimi Linear, as far as its layers have no experts."""
-    layers = c["num_hidden_layers"]
-    usual = ["dense", *["sparse"] * (layers - 1)]
-    kinds = c.get("mlp_layer_types", usual)
-    _no_experts(c, [i for i, kind in enumerate(kinds) if kind != "dense"])
-    c.only(hidden_act="silu", attention_bias=False, q_lora_rank=None)
-    fast = {
-        **{"like": "kimi", "heads": c["linear_num_heads"]},
-        **{"head_width": c["linear_head_dim"], "norm_eps": c["rms_norm_eps"]},
-        "conv_size": c["linear_conv_kernel_dim"],
-    }
-    sizes = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    heads, latent = c["num_attention_heads"], [c[name] for name in sizes]
-    types = _types(c)
-    attention = Mixer(lambda s: LatentAttention(s.d_model, heads, *latent))
-    pieces = _ends(c, "embed_tokens")
-    for i, full in enumerate(types):
-        pieces += _block(i, "input_layernorm", "post_attention_layernorm")
-        if full:
-            names = {"q_proj": "to_q", "kv_a_proj_with_mqa": "to_latent"}
-            names |= {"kv_a_layernorm": "latent_norm", "kv_b_proj": "to_kv"}
-            pieces += _layer(i, "self_attn.", names | {"o_proj": "to_out"})
-        else:
-            names = _SOFTMAX | {"b_proj": BETA, "o_norm": "out_norm"}
-            for gate, ours in (("f", f"{DECAY}.projection"), ("g", "to_gate")):
-                low_rank = {"a": f"{ours}.0", "b": f"{ours}.1"}
-                names |= {f"{gate}_{part}_proj": at for part, at in low_rank.items()}
-            pieces += _layer(i, "self_attn.", names)
-            rate, bias = {"A_log": f"{DECAY}.log_rate"}, {"dt_bias": f"{DECAY}.bias"}
-            pieces += _layer(i, "self_attn.", rate, form=lambda w: w.view(1, 1, -1, 1))
-            pieces += _layer(i, "self_attn.", bias, form=Tensor.flatten)
-            pieces += _short_convolutions(i, "self_attn.")
-    mixers = [attention if full else "kimi-delta" for full in types]
-    model = _stack(c, mixers, fast, {}, c["rms_norm_eps"])
-    return Family(model, pieces, renamed=(("block_sparse_moe.", "mlp."),))
+    layers = _hybrid(c, delta, attention)
+    return _family(c, layers, fast, softmax, eps)._replace(renamed=renamed)
 
 
 def delta_net(c: Configuration) -> Family:
-    """DeltaNet of flash-linear-attention."""
+    """Describe DeltaNet of flash-linear-attention."""
     c.only(qk_norm="l2", qk_activation="silu", use_beta=True)
     heads, width = c["num_heads"], c["hidden_size"]
     keys = int(width * c.get("expand_k", 1.0)) // heads
@@ -194,11 +171,11 @@ def delta_net(c: Configuration) -> Family:
         **{"like": "delta-net", "heads": heads, "head_width": keys},
         **{"expand_v": values / keys, "out_gate": bool(c.get("use_gate", False))},
     }
-    return _flash_linear_attention(c, "delta", fast, _SOFTMAX | {"b_proj": BETA})
+    return _flash_linear_attention(c, Layer(MIXERS["delta"], "attn", DELTA), fast)
 
 
 def gated_deltanet(c: Configuration) -> Family:
-    """Gated DeltaNet of flash-linear-attention."""
+    """Describe Gated DeltaNet of flash-linear-attention."""
     heads = c["num_heads"]
     fast = {
         **{"like": "gated-delta-net", "heads": heads, "head_width": c["head_dim"]},
@@ -207,100 +184,21 @@ def gated_deltanet(c: Configuration) -> Family:
         "out_gate": bool(c.get("use_gate", True)),
         "beta_max": 2 if c.get("allow_neg_eigval", False) else 1,
     }
-    family = _flash_linear_attention(c, "gated-delta", fast, _APART)
+    layer = Layer(MIXERS["gated-delta"], "attn", GATED_DELTA)
     # Older versions had a weight that no computation used.
     unused = (f"model.layers.{i}.attn.D" for i in range(c["num_hidden_layers"]))
-    return family._replace(ignored=tuple(unused))
-
-
-#: The families by their `model_type`.
-FAMILIES: dict[str, Callable[[Configuration], Family]] = {
-    "qwen3_5": qwen3_5,
-    "qwen3_5_text": qwen3_5,
-    "qwen3_next": qwen3_next,
-    "olmo_hybrid": olmo_hybrid,
-    "kimi_linear": kimi_linear,
-    "delta_net": delta_net,
-    "gated_deltanet": gated_deltanet,
-}
-
-#: Published names of projections and gates in a layer, and ours.
-_SOFTMAX = {f"{name}_proj": f"to_{name}" for name in "qkv"} | {"o_proj": "to_out"}
-_GATES = {"A_log": f"{DECAY}.log_rate", "dt_bias": f"{DECAY}.bias"}
-_APART = {
-    **_SOFTMAX,
-    **{"a_proj": f"{DECAY}.projection", "b_proj": BETA, "o_norm": "out_norm"},
-    **_GATES,
-}
-
-
-def _qwen(c: Configuration, projections: Callable[[Configuration, int], list]):
-    """What Qwen3-Next and Qwen3.5 share: all but the projections."""
-    c.only(hidden_act="silu", attention_bias=False)
-    eps, heads = c["rms_norm_eps"], c["num_attention_heads"]
-    share, base = _rope(c, 0.25)
-    softmax = {
-        **{"heads": heads, "kv_heads": c["num_key_value_heads"]},
-        **{"head_width": c["head_dim"], "rope": share, "rope_base": base},
-        **{"qk_norm": "head", "norm_eps": eps, "out_gate": True},
-    }
-    width = c["linear_key_head_dim"]
-    fast = {
-        **{"like": "qwen3.5", "heads": c["linear_num_key_heads"], "head_width": width},
-        "value_heads": c["linear_num_value_heads"],
-        "expand_v": c["linear_value_head_dim"] / width,
-        "conv_size": c["linear_conv_kernel_dim"],
-        "norm_eps": eps,
-    }
-    types = _types(c)
-    pieces = _ends(c, "embed_tokens", plus=1)
-    for i, full in enumerate(types):
-        pieces += _block(i, "input_layernorm", "post_attention_layernorm", plus=1)
-        if full:
-            gated = _names(i, "to_q", "to_gate")
-            pieces.append(Piece(_there(i, "self_attn.q_proj"), gated, heads))
-            kvo = {name: _SOFTMAX[name] for name in ("k_proj", "v_proj", "o_proj")}
-            pieces += _layer(i, "self_attn.", kvo)
-            norms = {"q_norm": "q_norm", "k_norm": "k_norm"}
-            pieces += _layer(i, "self_attn.", norms, plus=1)
-        else:
-            names = {"norm": "out_norm", "out_proj": "to_out"}
-            pieces += projections(c, i) + _layer(i, "linear_attn.", names | _GATES)
-            conv = _there(i, "linear_attn.conv1d")
-            pieces.append(Piece(conv, _names(i, "conv"), form=_grouped))
-    mixers = ["softmax" if full else "gated-delta" for full in types]
-    return Family(_stack(c, mixers, fast, softmax, eps), pieces)
-
-
-def _qkv_z_b_a(c: Configuration, i: int) -> list[Piece]:
-    """Projections of Qwen3.5."""
-    qkv = Piece(_there(i, "linear_attn.in_proj_qkv"), _names(i, "to_q", "to_k", "to_v"))
-    rest = {"z": "to_gate", "b": BETA, "a": f"{DECAY}.projection"}
-    names = {f"in_proj_{name}": ours for name, ours in rest.items()}
-    return [qkv, *_layer(i, "linear_attn.", names)]
-
-
-def _qkvz_ba(c: Configuration, i: int) -> list[Piece]:
-    """Projections of Qwen3-Next, joined for each head of keys."""
-    heads = c["linear_num_key_heads"]
-    four = _names(i, "to_q", "to_k", "to_v", "to_gate")
-    two = _names(i, BETA, f"{DECAY}.projection")
-    return [
-        Piece(_there(i, "linear_attn.in_proj_qkvz"), four, heads),
-        Piece(_there(i, "linear_attn.in_proj_ba"), two, heads),
-    ]
+    return _flash_linear_attention(c, layer, fast)._replace(ignored=tuple(unused))
 
 
 def _flash_linear_attention(
-    c: Configuration, mixer: str, fast: dict[str, Any], names: dict[str, str]
+    c: Configuration, layer: Layer, fast: dict[str, Any]
 ) -> Family:
-    """A stack of one rule, some of its layers perhaps softmax attention."""
+    """Describe a stack of one rule, some of its layers perhaps softmax attention."""
     c.only(hidden_act="swish", use_short_conv=True)
     eps, width = c.get("norm_eps", 1e-6), c["hidden_size"]
     fast = fast | {"conv_size": c.get("conv_size", 4), "norm_eps": eps}
-    names = names | {"o_norm": "out_norm"}
-    if fast["out_gate"]:
-        names["g_proj"] = "to_gate"
+    gate = {"g_proj": "to_gate"} if fast["out_gate"] else {}
+    layer = layer._replace(names=layer.names | gate, norms=("attn_norm", "mlp_norm"))
     attention = Configuration(c.get("attn", {}), c.path)
     attention.only(window_size=None, qkv_bias=False, qk_norm=False)
     full, softmax = attention.get("layers", []), {}
@@ -314,53 +212,89 @@ def _flash_linear_attention(
     d_ff = c.get("intermediate_size")
     if d_ff is None:  # two thirds, up to a multiple of 256
         d_ff = -(-int(width * c.get("hidden_ratio", 4) * 2 / 3) // 256) * 256
-    layers = range(c["num_hidden_layers"])
-    pieces = _ends(c, "embeddings")
-    for i in layers:
-        pieces += _block(i, "attn_norm", "mlp_norm")
-        pieces += _layer(i, "attn.", _SOFTMAX if i in full else names)
-        if i not in full:
-            pieces += _short_convolutions(i, "attn.")
-    mixers = ["softmax" if i in full else mixer for i in layers]
-    return Family(_stack(c, mixers, fast, softmax, eps, d_ff), pieces)
+    other = layer._replace(mixer=MIXERS["softmax"], names=SOFTMAX)
+    layers = [other if i in full else layer for i in range(c["num_hidden_layers"])]
+    return _family(c, layers, fast, softmax, eps, d_ff, "embeddings")
 
 
-def _stack(
+#: The families by their `model_type`.
+FAMILIES: dict[str, Callable[[Configuration], Family]] = {
+    "qwen3_5": qwen3_5,
+    "qwen3_5_text": qwen3_5,
+    "olmo_hybrid": olmo_hybrid,
+    "delta_net": delta_net,
+    "gated_deltanet": gated_deltanet,
+}
+#: Those whose published models have experts, which fwlab has not.
+EXPERTS = ("qwen3_next", "qwen3_5_moe", "kimi_linear")
+
+
+def _family(
     c: Configuration,
-    mixers: list[Any],
+    layers: list[Layer],
     fast: dict[str, Any],
     softmax: dict[str, Any],
     eps: float,
     d_ff: int | None = None,
-) -> dict[str, Any]:
-    """Arguments of `LanguageModel`."""
-    kinds = {mixer if isinstance(mixer, str) else "softmax" for mixer in mixers}
-    return {
-        **{"vocab_size": c["vocab_size"], "mixer": mixers, "layers": len(mixers)},
-        **{"heads": fast["heads"], "d_model": c["hidden_size"]},
+    embedding: str = "embed_tokens",
+) -> Family:
+    """Collect the arguments of `LanguageModel`, and name all its weights."""
+    mixers = [layer.mixer for layer in layers]
+    tied = bool(c.get("tie_word_embeddings", False))
+    takes = {mixer.takes for mixer in mixers}
+    model = {
+        **{"vocab_size": c["vocab_size"], "mixer": mixers, "layers": len(layers)},
+        **{"heads": fast["heads"], "d_model": c["hidden_size"], "tied": tied},
         "d_ff": c["intermediate_size"] if d_ff is None else d_ff,
-        "fast_weights": fast if kinds - {"softmax"} else None,
-        "softmax": (softmax or None) if "softmax" in kinds else None,
+        "fast_weights": fast if "fast_weights" in takes else None,
+        "softmax": softmax if "softmax" in takes else None,
         **{"norm": "rms", "norm_eps": eps, "mlp": "swiglu"},
-        "tied": bool(c.get("tie_word_embeddings", False)),
     }
+    pieces = _pieces("model.", "", {embedding: "embedding", "norm": "norm"})
+    pieces += [] if tied else _pieces("", "", {"lm_head": "to_logits"})
+    for i, layer in enumerate(layers):
+        there, here = f"model.layers.{i}.", f"blocks.{i}."
+        norms = dict(zip(layer.norms, ("norm_mixer", "norm_mlp"), strict=True))
+        pieces += _pieces(there, here, norms) + _pieces(f"{there}mlp.", here, MLP)
+        folders = (f"{there}{layer.folder}.", f"{here}mixer.")
+        pieces += _pieces(*folders, layer.names, layer.heads)
+    return Family(model, pieces)
 
 
-def _types(c: Configuration) -> list[bool]:
-    """For each layer, whether it is softmax attention."""
+def _pieces(
+    there: str, here: str, names: dict[str, str], heads: int = 1
+) -> list[Piece]:
+    """Make pieces of names, after what all of them begin with in both models."""
+
+    def full(before: str, names: str) -> tuple[str, ...]:
+        bare = ("A_log", "dt_bias", "log_rate", ".bias")
+        return tuple(
+            before + name + ".weight" * (not name.endswith(bare))
+            for name in names.split()
+        )
+
+    return [
+        Piece(full(there, published), full(here, ours), heads if " " in ours else 1)
+        for published, ours in names.items()
+    ]
+
+
+def _hybrid(c: Configuration, delta: Layer, attention: Layer) -> list[Layer]:
+    """List the layers of a stack of two kinds."""
     layers, every = c["num_hidden_layers"], c.get("full_attention_interval", 4)
-    kinds = ("linear_attention", "full_attention")
-    types = c.get("layer_types", [kinds[(i + 1) % every == 0] for i in range(layers)])
-    if len(types) != layers or set(types) - {*kinds}:
+    kinds = {"linear_attention": delta, "full_attention": attention}
+    usual = [[*kinds][(i + 1) % every == 0] for i in range(layers)]
+    types = c.get("layer_types", usual)
+    if len(types) != layers or {*types} - {*kinds}:
         raise ValueError(
             f"{c.path}: expected layer_types to be {layers} of {' or '.join(kinds)}, "
             f"got {types}"
         )
-    return [kind == "full_attention" for kind in types]
+    return [kinds[kind] for kind in types]
 
 
 def _rope(c: Configuration, usual: float) -> tuple[float, float]:
-    """The share of a head that is turned, and the base; with null as base, 0."""
+    """Find the share of a head that is turned, and the base; with null as base, 0."""
     found: dict[str, Any] = c.get("rope_parameters", c.get("rope_scaling", {}))
     kind = found.get("rope_type", found.get("type", "default"))
     if kind != "default":
@@ -373,69 +307,3 @@ def _rope(c: Configuration, usual: float) -> tuple[float, float]:
         return 0.0, 10000.0
     share = found.get("partial_rotary_factor", c.get("partial_rotary_factor", usual))
     return share, base
-
-
-def _no_experts(c: Configuration, sparse: Iterable[int]) -> None:
-    """Raise `ValueError` for layers with experts."""
-    if found := [*sparse]:
-        raise ValueError(
-            f"{c.path}: expected layers without experts, which fwlab does not have, "
-            f"got {len(found)} layers with them"
-        )
-
-
-def _there(i: int, *names: str) -> tuple[str, ...]:
-    """Published names in layer `i`."""
-    return tuple(f"model.layers.{i}.{_weight(name)}" for name in names)
-
-
-def _names(i: int, *names: str) -> tuple[str, ...]:
-    """Our names in the mixer of layer `i`."""
-    return tuple(f"blocks.{i}.mixer.{_weight(name)}" for name in names)
-
-
-def _weight(name: str) -> str:
-    bare = name.endswith(("A_log", "dt_bias", "log_rate", ".bias"))
-    return name if bare else f"{name}.weight"
-
-
-def _layer(i: int, folder: str, names: dict[str, str], **options: Any) -> list[Piece]:
-    """Pieces of a mixer, each one published weight that is one of ours."""
-    return [
-        Piece(_there(i, folder + there), _names(i, ours), **options)
-        for there, ours in names.items()
-    ]
-
-
-def _grouped(weight: Tensor) -> Tensor:
-    """`[channels, size]` as `torch.nn.Conv1d` has it, with a group per channel."""
-    return weight.unsqueeze(1)
-
-
-def _short_convolutions(i: int, folder: str) -> list[Piece]:
-    """Three convolutions that are one of ours."""
-    three = _there(i, *(f"{folder}{name}_conv1d" for name in "qkv"))
-    return [Piece(three, _names(i, "conv"), form=_grouped)]
-
-
-def _block(i: int, mixer: str, mlp: str, plus: float = 0) -> list[Piece]:
-    """The norms and the MLP of a block."""
-    norms = {mixer: "norm_mixer", mlp: "norm_mlp"}
-    parts = {"gate_proj": "gate", "up_proj": "expand", "down_proj": "contract"}
-    names = [(there, ours, plus) for there, ours in norms.items()]
-    names += [(f"mlp.{there}", ours, 0) for there, ours in parts.items()]
-    return [
-        Piece(_there(i, there), (f"blocks.{i}.{ours}.weight",), plus=more)
-        for there, ours, more in names
-    ]
-
-
-def _ends(c: Configuration, embedding: str, plus: float = 0) -> list[Piece]:
-    """What is before and after the layers."""
-    pieces = [
-        Piece((f"model.{embedding}.weight",), ("embedding.weight",)),
-        Piece(("model.norm.weight",), ("norm.weight",), plus=plus),
-    ]
-    if not c.get("tie_word_embeddings", False):
-        pieces.append(Piece(("lm_head.weight",), ("to_logits.weight",)))
-    return pieces

@@ -1,10 +1,9 @@
 """A language model built of layers, and sampling from it."""
 
+import functools
 import inspect
-import operator
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from itertools import repeat
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +27,7 @@ from fwlab.layers import (
 from fwlab.layers.block import new_norm, usual_d_ff
 from fwlab.layers.fast_weight_attention import RULES
 from fwlab.layers.one_token import call
-from fwlab.models.tokens import check_tokens, tied_logits
+from fwlab.models.tokens import check_range, check_tokens, tied_logits
 from fwlab.ops import _operation as operation
 
 
@@ -49,19 +48,18 @@ class Size(NamedTuple):
 class Mixer(NamedTuple):
     """How information passes from token to token.
 
-    `Mixer(lambda s: FastWeightAttention(s.d_model, s.heads, DPFP(2)))` in
-    place of a name makes a `LanguageModel` with a layer of your own.
+    `Mixer(lambda s: FastWeightAttention(s.d_model, s.heads, DPFP(2)))` in place of a
+    name makes a `LanguageModel` with a layer of your own.
 
-    - `make`: makes the layer that mixes in each block, at the given size;
-      if `whole`, the whole stack, whose layers depend on each other.
-    - `positions`: add a table of learned positions to the embeddings.
-      Softmax attention sees keys as a set: without a table it does not
-      know their order. The same holds for AFT-simple, which has a table
-      in its paper. Fast weights have none (nor do the paper's best delta
-      networks, Table 3), and neither do mixers with biases or relative
-      positions of their own. Without a table there is no maximum length.
-    - `takes`: "fast_weights" or "softmax", the options of `LanguageModel`
-      that `make` passes to its layer; "" = none.
+    - `make`: makes the layer that mixes in each block, at the given size; if `whole`,
+      the whole stack, whose layers depend on each other.
+    - `positions`: add a table of learned positions to the embeddings. Softmax attention
+      sees keys as a set: without a table it does not know their order. The same holds
+      for AFT-simple, which has a table in its paper. Fast weights have none (nor do the
+      paper's best delta networks, Table 3), and neither do mixers with biases or
+      relative positions of their own. Without a table there is no maximum length.
+    - `takes`: "fast_weights" or "softmax", the options of `LanguageModel` that `make`
+      passes to its layer; "" = none.
     - `post_norm`: as for `layers.Block`.
     """
 
@@ -97,15 +95,6 @@ def _feedback(shared: bool) -> Mixer:
     )
 
 
-class RowStates(NamedTuple):
-    """The state of rows that were computed one after the other.
-
-    - `rows`: the state of each, as of a batch of one.
-    """
-
-    rows: list
-
-
 MIXERS: dict[str, Mixer] = {
     "softmax": Mixer(_softmax, positions=True, takes="softmax"),
     "transformer-xl": Mixer(
@@ -133,55 +122,58 @@ MIXERS: dict[str, Mixer] = {
 }
 """The mixers by name: how information passes from token to token."""
 
-#: The layers whose options a model passes on, by the name of its argument.
-OPTIONS: dict[str, type] = {
-    "fast_weights": FastWeightAttention,
-    "softmax": SoftmaxAttention,
-}
 #: The form of the blocks of a mixer that replaces the whole stack.
 USUAL = {"norm": "layer", "mlp": "gelu", "norm_eps": 1e-5}
+#: What `cu_seqlens` and `key_mask` need.
+PACKS = (
+    "a mixer that can keep packed documents apart with cu_seqlens (fast weights or "
+    "aft-simple)"
+)
+SKIPS = (
+    "a mixer that skips masked tokens (softmax, fast weights, fwp, aft-simple or "
+    "feedback) for padding before or between tokens, or with a state"
+)
 
 
 class LanguageModel(nn.Module):
     r"""Pre-norm blocks between tied embeddings (the form of GPT-2).
 
     - `vocab_size`: number of tokens in the vocabulary, at least 1.
-    - `mixer`: a name in `MIXERS`, or a `Mixer` of your own; or a list of them,
-      one per layer, which is repeated if it is shorter and its length divides
-      `layers`. `["gated-delta"] * 3 + ["softmax"]` is a hybrid stack, as in
-      Qwen3-Next; so is the text "gated-delta*3,softmax".
-    - `layers`, `heads`, `d_model`: depth, heads per layer, width. (Of the
-      AFT mixers, only aft-conv has heads.)
-    - `max_len`: maximum sequence length, for mixers with position tables
-      (softmax, aft-simple, aft-full, aft-local); the others have none.
-      transformer-xl takes segments of half this length.
-    - `d_ff`: width inside the MLPs; None = `4 * d_model`, and two thirds of it
-      with "swiglu".
-    - `dropout`: probability of dropout in training, from 0 to below 1: of
-      embeddings with positions, of what every mixer and MLP adds to its
-      input, and inside the MLPs.
-    - `attention_dropout`: the same for attention weights. Only softmax
-      and transformer-xl have it: AFT and fast weights compute no
-      attention weights, and feedback does not drop them.
-    - `fast_weights`: options of `FastWeightAttention` for the mixers that are
-      rules of fast weights, such as `{"conv_size": 4, "out_norm": True}`. "like"
-      among them is the name of a published layer, which `FastWeightAttention.like` knows
-      and whose options the others change; the rule is the mixer's.
-    - `softmax`: options of `SoftmaxAttention` for softmax. With "rope" among them
-      it needs no table of positions; `{"rope": 0}` leaves it without any, and
-      the layers with a decay in a hybrid stack know the order.
+    - `mixer`: a name in `MIXERS`, or a `Mixer` of your own; or a list of them, one per
+      layer, which is repeated if it is shorter and its length divides `layers`.
+      `["gated-delta"] * 3 + ["softmax"]` is a hybrid stack, as in Qwen3-Next; so is the
+      text "gated-delta*3,softmax".
+    - `layers`, `heads`, `d_model`: depth, heads per layer, width. (Of the AFT mixers,
+      only aft-conv has heads.)
+    - `max_len`: maximum sequence length, for mixers with position tables (softmax,
+      aft-simple, aft-full, aft-local); the others have none. transformer-xl takes
+      segments of half this length.
+    - `d_ff`: width inside the MLPs; None = `4 * d_model`, and two thirds of it with
+      "swiglu".
+    - `dropout`: probability of dropout in training, from 0 to below 1: of embeddings
+      with positions, of what every mixer and MLP adds to its input, and inside the
+      MLPs.
+    - `attention_dropout`: the same for attention weights. Only softmax and
+      transformer-xl have it: AFT and fast weights compute no attention weights, and
+      feedback does not drop them.
+    - `fast_weights`: options of `FastWeightAttention` for the mixers that are rules of
+      fast weights, such as `{"conv_size": 4, "out_norm": True}`. "like" among them is
+      the name of a published layer, which `FastWeightAttention.like` knows and whose
+      options the others change; the rule is the mixer's.
+    - `softmax`: options of `SoftmaxAttention` for softmax. With "rope" among them it
+      needs no table of positions; `{"rope": 0}` leaves it without any, and the layers
+      with a decay in a hybrid stack know the order.
     - `norm`, `mlp`, `norm_eps`: as for `layers.Block`, in all blocks, and `norm` also
       before the logits.
     - `tied`: the embedding also computes the logits. If not, `to_logits` does.
-    - Raises `ValueError` or `TypeError` for invalid sizes or names, or for
-      options that no mixer of the stack has.
+    - Raises `ValueError` or `TypeError` for invalid sizes or names, or for options that
+      no mixer of the stack has.
 
-    No linear layer or norm has a bias. **Initial weights**: embeddings
-    and linear layers normal with standard deviation 0.02; the two that
-    end in the residual stream (the mixer's `to_out` and the second layer
-    of the MLP, `contract`) with $0.02 / \sqrt{2 \cdot \text{layers}}$,
-    so that the stream's variance does not grow with depth; norms 1;
-    everything else as its layer defines it.
+    No linear layer or norm has a bias. **Initial weights**: embeddings and linear
+    layers normal with standard deviation 0.02; the two that end in the residual stream
+    (the mixer's `to_out` and the second layer of the MLP, `contract`) with
+    $0.02 / \sqrt{2 \cdot \text{layers}}$, so that the stream's variance does not grow
+    with depth; norms 1; everything else as its layer defines it.
 
         >>> model = LanguageModel(65, "delta", layers=1, heads=2, d_model=8)
         >>> model.generate(torch.zeros(1, 3, dtype=torch.long), 5).shape
@@ -210,19 +202,20 @@ class LanguageModel(nn.Module):
         super().__init__()
         arguments.dropout("LanguageModel", dropout)
         arguments.dropout("LanguageModel", attention_dropout, "attention_dropout")
-        arguments.integers("LanguageModel", 1, layers=layers)
-        stack = _stack(mixer, layers)
-        options: Any = _options(stack, fast_weights=fast_weights, softmax=softmax)
-        checked = {"vocab_size": vocab_size, "d_model": d_model, "max_len": max_len}
-        arguments.integers("LanguageModel", 1, **checked)
-        d_ff = usual_d_ff(d_model, mlp) if d_ff is None else d_ff
-        arguments.integers("LanguageModel", 1, d_ff=d_ff)
+        sizes = {"vocab_size": vocab_size, "layers": layers, "d_model": d_model}
+        sizes |= {"max_len": max_len} | ({} if d_ff is None else {"d_ff": d_ff})
+        arguments.integers("LanguageModel", 1, **sizes)
         arguments.flags("LanguageModel", tied=tied)
-        sizes = layers, heads, d_model, d_ff, max_len
-        size = Size(*sizes, dropout, attention_dropout, **options)
+        stack = _stack(mixer, layers)
+        d_ff = usual_d_ff(d_model, mlp) if d_ff is None else d_ff
+        options = (
+            _options("fast_weights", FastWeightAttention, fast_weights, stack),
+            _options("softmax", SoftmaxAttention, softmax, stack),
+        )
+        drops = (dropout, attention_dropout)
+        size = Size(layers, heads, d_model, d_ff, max_len, *drops, *options)
         form: dict[str, Any] = {"norm": norm, "mlp": mlp, "norm_eps": norm_eps}
-        whole = stack[0].whole
-        if whole and form != USUAL:
+        if stack[0].whole and form != USUAL:
             raise ValueError(
                 "LanguageModel: expected blocks as usual for a mixer that replaces the "
                 f"whole stack, {USUAL}, got {form}"
@@ -235,37 +228,31 @@ class LanguageModel(nn.Module):
         self.vocab_size = vocab_size
         self.embedding = nn.Embedding(vocab_size, d_model)
         self.positions = nn.Embedding(max_len, d_model) if positions else None
-        blocks = (
-            [stack[0].make(size)]
-            if whole
-            else [
-                Block(
-                    m.make(size), d_model, d_ff, dropout, post_norm=m.post_norm, **form
-                )
-                for m in stack
-            ]
-        )
-        if attention_dropout and not any(
-            getattr(module, "attention_dropout", 0)
-            for block in blocks
-            for module in block.modules()
-        ):
+
+        def block(m: Mixer) -> nn.Module:
+            after = {**form, "post_norm": m.post_norm}
+            return Block(m.make(size), d_model, d_ff, dropout, **after)
+
+        # A whole stack is a chain of one block.
+        whole = stack[0].whole
+        blocks = [stack[0].make(size)] if whole else [block(m) for m in stack]
+        self.blocks: Any = nn.ModuleList(blocks)
+        dropped = (getattr(m, "attention_dropout", 0) for m in self.blocks.modules())
+        if attention_dropout and not any(dropped):
             raise ValueError(
                 "LanguageModel: expected attention_dropout=0 for a mixer that drops "
                 f"no attention weights, got {attention_dropout}"
             )
-        # A whole stack is a chain of one block.
-        self.blocks: Any = nn.ModuleList(blocks)
         self.norm = new_norm(norm, d_model, norm_eps)
         self.dropout = nn.Dropout(dropout)
-        limited = positions or any(
-            getattr(block, "max_len", None) is not None for block in blocks
-        )
+        tables = (getattr(block, "max_len", None) for block in blocks)
+        limited = positions or any(table is not None for table in tables)
         self.max_len = max_len if limited else None
         self.to_logits = None if tied else nn.Linear(d_model, vocab_size, bias=False)
-        #: Set this to save memory in training: only the inputs of each block
-        #: are kept for the backward pass, which computes the rest again.
-        self.checkpointing = False
+        #: Set this to save memory in training: only the inputs of each block are kept
+        #: for the backward pass, which computes the rest again. A function in place of
+        #: True is called as `torch.utils.checkpoint.checkpoint`.
+        self.checkpointing: bool | Callable[..., Any] = False
 
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):
@@ -276,16 +263,11 @@ class LanguageModel(nn.Module):
     def start_from(self, trained: "LanguageModel") -> None:
         """Take over the weights of a trained model, as a start for training.
 
-        - `trained`: a model of the same sizes, with the same mixer; for a
-          Feedback Transformer also one with softmax attention, as
+        - `trained`: a model of the same sizes, with the same mixer; for a Feedback
+          Transformer also one with softmax attention, as
           `FeedbackTransformer.from_transformer` describes.
         - Raises `ValueError` for another vocabulary, mixer or size.
         """
-        if trained.vocab_size != self.vocab_size:
-            raise ValueError(
-                f"start_from: expected {self.vocab_size} tokens, got a model of "
-                f"{trained.vocab_size}"
-            )
         weights, stack = trained.state_dict(), self.blocks[0]
         if isinstance(stack, FeedbackTransformer) and not isinstance(
             trained.blocks[0], FeedbackTransformer
@@ -330,45 +312,46 @@ class LanguageModel(nn.Module):
         cu_seqlens: Tensor | None = None,
         key_mask: Tensor | None = None,
         implementation: str = "auto",
+        hidden: list[Tensor] | None = None,
     ) -> Tensor:
         """Logits of the next token at every position.
 
         - `tokens`: `int64 [batch, time]`, from 0 to `vocab_size - 1`.
-        - `cu_seqlens`: integers `[documents + 1]` from 0 to `time`, the
-          borders of packed documents: none of them sees another one, and
-          positions begin again. The batch is then 1. The mixers with fast
-          weights and aft-simple take it.
-        - `key_mask`: `bool [batch, time]`, True = real token. The others
-          are padding, on any side, and may be any number. They are skipped:
-          positions do not count them, and their logits are 0.
-        - `implementation`: of all mixers, as for the operations of `fwlab.ops`.
-          "naive" has second derivatives.
+        - `cu_seqlens`: integers `[documents + 1]` from 0 to `time`, the borders of
+          packed documents: none of them sees another one, and positions begin again.
+          The batch is then 1. The mixers with fast weights and aft-simple take it.
+        - `key_mask`: `bool [batch, time]`, True = real token. The others are padding,
+          on any side, and may be any number. They are skipped: positions do not count
+          them, and their logits are 0.
+        - `implementation`: of all mixers, as for the operations of `fwlab.ops`. "naive"
+          has second derivatives.
+        - `hidden`: a list, to which all hidden states are appended, `[batch, time,
+          d_model]`: the input of the first block and the output of each, the last after
+          the norm.
         - Returns `[batch, time, vocab_size]`.
-        - Raises `ValueError` beyond `max_len`, if the model has one, and
-          for `cu_seqlens` with other mixers or with `key_mask`.
+        - Raises `ValueError` beyond `max_len`, if the model has one, and for
+          `cu_seqlens` with other mixers or with `key_mask`.
         """
-        # With the padding at the end, a causal model needs no mask.
-        tokens, _, _ = _real_first(tokens, key_mask, self.vocab_size)
+        if cu_seqlens is not None and key_mask is not None:
+            raise ValueError("LanguageModel: expected cu_seqlens or key_mask, got both")
+        tokens = check_tokens("LanguageModel", tokens, self.vocab_size, key_mask)
         options: dict[str, Any] = {}
         if cu_seqlens is not None:
-            if key_mask is not None:
-                raise ValueError(
-                    "LanguageModel: expected cu_seqlens or key_mask, got both"
-                )
             operation.check_borders("LanguageModel", cu_seqlens, tokens)
-            for block in self.blocks:
-                if not getattr(block, "packs", False):
-                    mixer = type(getattr(block, "mixer", block)).__name__
-                    raise ValueError(
-                        "LanguageModel: expected a mixer that can keep packed "
-                        "documents apart with cu_seqlens (fast weights or "
-                        f"aft-simple), got {mixer}"
-                    )
+            self._expect("packs", PACKS)
             options = {"cu_seqlens": cu_seqlens}
-        x = self._embed(tokens, 0, tokens.shape[1], **options)
+        # No real token sees padding at the end of its row.
+        elif key_mask is not None and (key_mask.diff(dim=1) & key_mask[:, 1:]).any():
+            self._expect("skips", SKIPS)
+            options = {"key_mask": key_mask}
+        end = tokens.shape[1] if key_mask is None else key_mask.sum(1)
+        x = self._embed(tokens, 0, end, key_mask, cu_seqlens)
         for block in self.blocks:
+            if hidden is not None:
+                hidden.append(x)
             x = self._through(block, x, implementation=implementation, **options)
-        return self._logits(_back(x, key_mask))
+        x = x if key_mask is None else x.where(key_mask[..., None], 0)
+        return self._logits(x, hidden)
 
     def prefill(
         self,
@@ -377,76 +360,48 @@ class LanguageModel(nn.Module):
         key_mask: Tensor | None = None,
         *,
         last: bool = False,
+        hidden: list[Tensor] | None = None,
     ) -> tuple[Tensor, Any]:
         """Process part of a sequence, and return the state after it.
 
         - `tokens`: `int64 [batch, time]`.
         - `state`: what an earlier call returned; None = start of text.
-        - `key_mask`: as in `forward`. Each row continues from its own last
-          real token. If rows differ in their number, mixers that give
-          padding a place of its own compute them one after the other.
+        - `key_mask`: `bool [batch, time]`, True = real token, as in `forward`, of which
+          only mixers that skip masked tokens take one. Each row continues from its own
+          last real token.
         - `last`: only the logits of the last real token of each row,
-          `[batch, vocab_size]`: with a large vocabulary, those of a whole
-          prompt cost more than the rest.
+          `[batch, vocab_size]`: with a large vocabulary, those of a whole prompt cost
+          more than the rest.
+        - `hidden`: as in `forward`; the last state only of the tokens that have logits.
         - Returns `(logits, state)`.
-        - Raises `ValueError` as `forward` does, and for a row without a
-          last token.
+        - Raises `ValueError` as `forward` does, and for a row without a last token.
         """
-        tokens, mask, new = _real_first(tokens, key_mask, self.vocab_size)
-        counts = new if isinstance(new, tuple) else (new,)
-        if last and 0 in counts:
+        tokens = check_tokens("LanguageModel", tokens, self.vocab_size, key_mask)
+        mask = None if key_mask is None or key_mask.all() else key_mask
+        if mask is not None:
+            self._expect("skips", SKIPS)
+        counts: Any = tokens.shape[1] if mask is None else mask.sum(1)
+        each = [counts] if mask is None else counts.tolist()
+        if last and 0 in each:
             raise ValueError(
                 "LanguageModel: expected at least one real token in every row, got "
-                f"none in row {counts.index(0)}"
+                f"none in row {each.index(0)}"
             )
-        skips = all(getattr(block, "skips", False) for block in self.blocks)
-        if isinstance(state, RowStates) or not (mask is None or skips):
-            logits, state = self._by_row(tokens, state, new, last)
-            return logits if last else _back(logits, key_mask), state
         past, parts = self._parts(state, len(tokens))
-        after: list = [_more(past, new)]
-        x = self._embed(tokens, past, after[0])
+        after = [past + counts]
+        x = self._embed(tokens, past, after[0], mask)
         options = {} if mask is None else {"key_mask": mask}
         for block, part in zip(self.blocks, parts, strict=True):
+            if hidden is not None:
+                hidden.append(x)
             x, part = self._through(block.prefill, x, part, **options)
             after.append(part)
-        x = _last(x, new) if last else _back(x, key_mask)
-        return self._logits(x), after
-
-    def _by_row(
-        self, tokens: Tensor, state: Any, new: int | tuple[int, ...], last: bool
-    ) -> tuple[Tensor, RowStates]:
-        """`prefill`, one row after the other: each has a state of its own."""
-        batch, time = tokens.shape
-        if not isinstance(state, RowStates):
-            state = RowStates([_row(state, i) for i in range(batch)])
-        _check_batch(state.rows, batch)
-        counts = new if isinstance(new, tuple) else repeat(new)
-        rows = [
-            self.prefill(row[:, :count], part, last=last)
-            for row, count, part in zip(
-                tokens.split(1), counts, state.rows, strict=False
-            )
-        ]
-        logits = [y for y, _ in rows]
-        if not last:
-            logits = [F.pad(y, (0, 0, 0, time - y.shape[1])) for y in logits]
-        return torch.cat(logits), RowStates([part for _, part in rows])
-
-    def _parts(self, state: Any, batch: int) -> tuple[Any, list]:
-        """The number of tokens so far, and the state of each block."""
-        if state is None:
-            return 0, [None] * len(self.blocks)
-        past, *parts = state
-        if isinstance(past, tuple):
-            _check_batch(past, batch)
-        return past, parts
-
-    def _through(self, block: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
-        """Run a block; with `checkpointing`, keep only its inputs."""
-        if self.checkpointing and self.training and torch.is_grad_enabled():
-            return checkpoint(block, *inputs, use_reentrant=False, **options)
-        return block(*inputs, **options)
+        if mask is not None:
+            x = x.where(mask[..., None], 0)
+        if last:  # the sum of a mask is largest at its last True, and then stays
+            end = counts - 1 if mask is None else mask.cumsum(1).argmax(1)
+            x = x[torch.arange(len(x)), end]
+        return self._logits(x, hidden), after
 
     def step(self, tokens: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         """Process one token of each sequence.
@@ -455,56 +410,80 @@ class LanguageModel(nn.Module):
         - `state`: as in `prefill`.
         - Returns `(logits, state)`, the logits `[batch, vocab_size]`.
         """
-        if isinstance(state, RowStates):
-            _check_batch(state.rows, len(tokens))
-            rows = list(map(self.step, tokens.split(1), state.rows))
-            return torch.cat([y for y, _ in rows]), RowStates([s for _, s in rows])
-        column, _, _ = _real_first(tokens[:, None], None, self.vocab_size)
+        column = check_tokens("LanguageModel", tokens[:, None], self.vocab_size)
         past, parts = self._parts(state, len(tokens))
-        after: list = [_more(past, 1)]
+        after = [past + 1]
         x = self._embed(column, past, after[0])[:, 0]
         for block, part in zip(self.blocks, parts, strict=True):
             x, part = block.step(x, part)
             after.append(part)
         return self._logits(x), after
 
+    def _expect(self, attribute: str, wanted: str) -> None:
+        """Raise `ValueError` unless all mixers have this attribute."""
+        for block in self.blocks:
+            if not getattr(block, attribute, False):
+                mixer = type(getattr(block, "mixer", block)).__name__
+                raise ValueError(f"LanguageModel: expected {wanted}, got {mixer}")
+
+    def _parts(self, state: Any, batch: int) -> tuple[Any, list]:
+        """Split a state: the number of tokens so far, and the state of each block.
+
+        The number is one for all rows or, after padding, a tensor `[batch]`.
+        """
+        if state is None:
+            return 0, [None] * len(self.blocks)
+        past, *parts = state
+        if isinstance(past, Tensor) and len(past) != batch:
+            raise ValueError(
+                f"LanguageModel: expected a state of {batch} sequences, got {len(past)}"
+            )
+        return past, parts
+
+    def _through(self, block: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
+        """Run a block; with `checkpointing`, keep only its inputs."""
+        if not (self.checkpointing and self.training and torch.is_grad_enabled()):
+            return block(*inputs, **options)
+        usual = functools.partial(checkpoint, use_reentrant=False)
+        how = self.checkpointing if callable(self.checkpointing) else usual
+        return how(functools.partial(block, **options), *inputs)
+
     def _embed(
         self,
         tokens: Tensor,
-        past: int | tuple[int, ...],
-        end: int | tuple[int, ...],
+        past: int | Tensor,
+        end: int | Tensor,
+        key_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> Tensor:
-        """Embeddings with positions `past` to `end`, of all rows or of each."""
+        """Embed tokens with positions `past` to `end`, of all rows or of each."""
         x = self.embedding(tokens)
-        longest, lengths = _longest(end), None
-        if cu_seqlens is not None and self.max_len is not None:
-            lengths = cu_seqlens.diff().tolist()
-            longest = max(lengths)
-        if self.max_len is not None and longest > self.max_len:
-            raise ValueError(
-                f"LanguageModel: expected at most max_len={self.max_len} tokens, the "
-                f"length of the position table, got {longest}"
-            )
-        if self.positions is not None:
+        if self.max_len is not None:
+            longest = _longest(end)
             each = torch.arange(tokens.shape[1], device=x.device)
-            if lengths is not None:
-                each = torch.cat([each[:n] for n in lengths])
-            elif isinstance(past, tuple):
-                each = x.new_tensor(past, dtype=each.dtype)[:, None] + each
-                each = each.clamp(max=longest - 1)  # of padding
-            else:
-                each = each + past
-            x = x + self.positions(each)
+            if cu_seqlens is not None:
+                lengths = cu_seqlens.diff().tolist()
+                longest, each = max(lengths), torch.cat([each[:n] for n in lengths])
+            elif key_mask is not None:
+                each = (key_mask.cumsum(1) - 1).clamp(min=0)
+            if longest > self.max_len:
+                raise ValueError(
+                    f"LanguageModel: expected at most max_len={self.max_len} tokens, "
+                    f"the length of the position table, got {longest}"
+                )
+            if self.positions is not None:
+                begin = past[:, None] if isinstance(past, Tensor) else past
+                x = x + self.positions(begin + each)
         return self.dropout(x) if self.dropout.p else x
 
-    def _logits(self, x: Tensor) -> Tensor:
+    def _logits(self, x: Tensor, hidden: list[Tensor] | None = None) -> Tensor:
         x = call(self.norm, x)
+        if hidden is not None:
+            hidden.append(x)
         if self.to_logits is not None:
             return call(self.to_logits, x)
         return tied_logits(x, self.embedding, self.vocab_size)
 
-    @torch.no_grad()
     def generate(
         self,
         prompt: Tensor,
@@ -522,66 +501,64 @@ class LanguageModel(nn.Module):
         - `max_new_tokens`: number of tokens to add, 0 or more.
         - `temperature`: divides the logits; 0 takes the most likely token.
         - `top_k`: sample from the `k` most likely tokens; None = from all.
-        - `seed`: the same seed gives the same text; None = PyTorch's own
-          generator.
-        - `key_mask`: as in `forward`, for prompts of unequal length in one
-          batch: each row continues from its own last real token.
-        - `stop`: the token that ends a text; None = none does. It fills the
-          rest of its row.
-        - Returns `int64 [batch, time + max_new_tokens]`, the prompt as it is
-          and then the new tokens: fewer of them, once all rows have stopped.
+        - `seed`: the same seed gives the same text; None = PyTorch's own generator.
+        - `key_mask`: as in `prefill`, for prompts of unequal length in one batch: each
+          row continues from its own last real token.
+        - `stop`: the token that ends a text; None = none does. It fills the rest of its
+          row.
+        - Returns `int64 [batch, time + max_new_tokens]`, the prompt as it is and then
+          the new tokens: fewer of them, once all rows have stopped.
         - Raises `ValueError` for an argument out of range.
 
-        Fast weight models need constant memory. When the text becomes
-        longer than `max_len`, a model that has one continues from the
-        last `max_len` tokens, and warns once. In training mode dropout
-        acts here, too: call `eval()` first.
+        Fast weight models need constant memory. When the text becomes longer than
+        `max_len`, a model that has one continues from the last `max_len` tokens, and
+        warns once. In training mode dropout acts here, too: call `eval()` first.
         """
-        operation.check_dense("generate", "prompt", prompt)
-        if prompt.dim() != 2 or prompt.shape[1] == 0:
-            raise ValueError(
-                "generate: expected prompt of shape [batch, time] with at least one "
-                f"token, got {list(prompt.shape)}"
-            )
-        if key_mask is None:
-            key_mask = torch.ones_like(prompt, dtype=torch.bool)
-        batch, time = prompt.shape
-        operation.check_mask(
-            "generate", "key_mask", key_mask, prompt, batch=batch, time=time
+        new = self._stream(
+            prompt, max_new_tokens, temperature, top_k, seed, key_mask, stop
         )
+        return torch.cat([prompt, *(tokens[:, None] for tokens in new)], 1)
+
+    @torch.no_grad()
+    def _stream(
+        self,
+        prompt: Tensor,
+        max_new_tokens: int,
+        temperature: float,
+        top_k: int | None,
+        seed: int | None,
+        key_mask: Tensor | None = None,
+        stop: int | None = None,
+    ) -> Iterator[Tensor]:
+        """Yield the new tokens of `generate`, `[batch]`, as soon as they are there."""
+        check_tokens("generate", prompt, self.vocab_size, key_mask, "prompt")
+        wanted = f"prompt of at least one token, got shape {list(prompt.shape)}"
+        arguments.require("generate", prompt.shape[1], wanted)
         arguments.integers("generate", 0, max_new_tokens=max_new_tokens)
-        if stop is not None:
-            arguments.integers("generate", 0, stop=stop)
-            if stop >= self.vocab_size:
-                raise ValueError(
-                    f"generate: expected stop from 0 to {self.vocab_size - 1}, "
-                    f"got {stop}"
-                )
-        if not temperature >= 0:
-            raise ValueError(
-                f"generate: expected temperature to be 0 or more, got {temperature}"
-            )
-        if top_k is not None:
-            arguments.integers("generate", 1, top_k=top_k)
-        if seed is not None and not 0 <= seed < 2**63:
-            raise ValueError(f"generate: expected seed from 0 to 2**63 - 1, got {seed}")
+        check_range(1, torch.inf, top_k=top_k)
+        check_range(0, 2**63 - 1, seed=seed)
+        check_range(0, self.vocab_size - 1, stop=stop)
+        arguments.numbers(
+            "generate", "0 or more", lambda x: x >= 0, temperature=temperature
+        )
         generator = None
         if seed is not None:
             generator = torch.Generator(prompt.device).manual_seed(seed)
+        if key_mask is None:
+            key_mask = torch.ones_like(prompt, dtype=torch.bool)
 
         text, state, warned = [prompt], None, False
         stopped = torch.zeros_like(prompt[:, 0], dtype=torch.bool)
-        for _ in range(max_new_tokens):
-            if state is None or _length(state) == self.max_len:
-                past = torch.cat(text, dim=1)
-                real = F.pad(key_mask, (0, past.shape[1] - time), value=True)
+        for count in range(max_new_tokens):
+            if state is None or _longest(state[0]) == self.max_len:
+                past, real = torch.cat(text, 1), F.pad(key_mask, (0, count), value=True)
                 if self.max_len is not None:
                     ahead = real.flip(1).cumsum(1).flip(1)  # from here to the end
                     if not warned and (ahead[~stopped, 0] > self.max_len).any():
                         warnings.warn(
                             f"the text is longer than max_len={self.max_len}: "
                             "continuing from its last tokens",
-                            stacklevel=2,
+                            stacklevel=3,
                         )
                         warned = True
                     real = real & (ahead <= self.max_len)
@@ -592,166 +569,78 @@ class LanguageModel(nn.Module):
             new = draw(logits, temperature, top_k, generator)
             if stop is not None:
                 new = new.masked_fill(stopped, stop)
-                stopped = stopped | (new == stop)
+                stopped = new == stop
             text.append(new[:, None])
+            yield new
             if stop is not None and stopped.all():
-                break
-        return torch.cat(text, dim=1)
+                return
+
+
+def _longest(tokens: int | Tensor) -> int:
+    """The number of tokens of all rows, or the largest."""
+    return int(tokens.max()) if isinstance(tokens, Tensor) else tokens
 
 
 def _stack(mixer: Any, layers: int) -> list[Mixer]:
     """One mixer per layer; raises unless their number divides that of the layers."""
-    counted: list[tuple[Any, int]] = [(mixer, 1)]
+    named = [mixer]
     if isinstance(mixer, str):
-        counted = [_counted(part) for part in mixer.split(",")]
+        named = [name for part in mixer.split(",") for name in _repeated(part, layers)]
     elif isinstance(mixer, Sequence) and not isinstance(mixer, Mixer):
-        counted = [(each, 1) for each in mixer]
-    for each, _ in counted:
+        named = [*mixer]
+    period = []
+    for each in named:
         if not isinstance(each, Mixer):
-            arguments.choice("LanguageModel", MIXERS, mixer=_hyphens(each))
-    total = sum(count for _, count in counted)
-    if not total or layers % total:
+            name = each.replace("_", "-") if isinstance(each, str) else each
+            arguments.choice("LanguageModel", MIXERS, mixer=name)
+            each = MIXERS[name]
+        period.append(each)
+    if not period or layers % len(period):
         raise ValueError(
             "LanguageModel: expected a number of mixers that divides "
-            f"layers={layers}, got {total}"
+            f"layers={layers}, got {len(period)}"
         )
-    period = [
-        each if isinstance(each, Mixer) else MIXERS[_hyphens(each)]
-        for each, count in counted
-        for _ in range(count)
-    ]
-    if total > 1 and any(each.whole for each in period):
+    if len(period) > 1 and any(each.whole for each in period):
         raise ValueError(
             "LanguageModel: expected a mixer that replaces the whole stack to be the "
             f"only one, got {mixer!r}"
         )
-    return period * (layers // total)
+    return period * (layers // len(period))
 
 
-def _hyphens(mixer: Any) -> Any:
-    """Spell the name of a mixer as `MIXERS` does: `gated_delta` is "gated-delta"."""
-    return mixer.replace("_", "-") if isinstance(mixer, str) else mixer
-
-
-def _counted(part: str) -> tuple[str, int]:
-    """A name, and for how many layers it is: 1, or what follows a star."""
+def _repeated(part: str, layers: int) -> list[str]:
+    """A name, as often as what follows a star says."""
     name, star, count = (text.strip() for text in part.partition("*"))
-    if star and not (count.isdecimal() and int(count)):
+    if star and not (count.isdecimal() and 0 < int(count) <= layers):
         raise ValueError(
             "LanguageModel: expected a number of layers after each * of mixer, as in "
-            f"'gated-delta*3,softmax', got {part!r}"
+            f"'gated-delta*3,softmax', from 1 to layers={layers}, got {part!r}"
         )
-    return name, int(count) if star else 1
+    return [name] * int(count or 1)
 
 
-def _options(stack: list[Mixer], **given: Any) -> dict[str, Mapping[str, Any]]:
-    """The options of layers, after their checks; the layers check the values."""
-    for argument, options in given.items():
-        if options is None:
-            given[argument] = {}
-            continue
-        layer = OPTIONS[argument]
-        if not isinstance(options, Mapping):
-            raise TypeError(
-                f"LanguageModel: expected {argument} to be a dict of options of "
-                f"{layer.__name__}, got {options!r}"
-            )
-        known = inspect.signature(layer).parameters.keys() - {"d_model", "rule"}
-        if hasattr(layer, "like"):
-            known |= {"like"}
-        for name in options:
-            if name not in known:
-                raise ValueError(
-                    f"LanguageModel: expected {argument} to have options of "
-                    f"{layer.__name__}, {', '.join(sorted(known))}, got {name!r}"
-                )
-        if options and not any(each.takes == argument for each in stack):
-            raise ValueError(
-                f"LanguageModel: expected no {argument} without a mixer that has such "
-                f"options, got {dict(options)}"
-            )
-    return given
-
-
-def _real_first(
-    tokens: Tensor, key_mask: Tensor | None, vocab_size: int
-) -> tuple[Tensor, Tensor | None, int | tuple[int, ...]]:
-    """The real tokens first, in their order, and their number in each row.
-
-    - Returns tokens, their mask and the numbers; if all rows have as many,
-      no mask and one number.
-    - Raises `ValueError` or `TypeError` for wrong tokens or a wrong mask.
-    """
-    if key_mask is not None:
-        operation.check_dense("LanguageModel", "tokens", tokens)
-        sizes = dict(zip(("batch", "time"), tokens.shape, strict=False))
-        operation.check_mask("LanguageModel", "key_mask", key_mask, tokens, **sizes)
-        if tokens.shape == key_mask.shape:
-            tokens = tokens.where(key_mask, 0)
-    check_tokens("LanguageModel", "tokens", tokens, vocab_size)
-    if key_mask is None:
-        return tokens, None, tokens.shape[1]
-    counts = key_mask.sum(1).tolist()
-    order = (~key_mask).int().argsort(dim=1, stable=True)
-    order = order[:, : max(counts, default=0)]
-    tokens = tokens.gather(1, order)
-    if len(set(counts)) <= 1:
-        return tokens, None, tokens.shape[1]
-    return tokens, key_mask.gather(1, order), tuple(counts)
-
-
-def _last(x: Tensor, counts: int | tuple[int, ...]) -> Tensor:
-    """The last real step of each row: `[batch, time, ...]` to `[batch, ...]`."""
-    if not isinstance(counts, tuple):
-        return x[:, counts - 1]
-    return x[torch.arange(len(x)), torch.tensor(counts) - 1]
-
-
-def _back(x: Tensor, key_mask: Tensor | None) -> Tensor:
-    """`[batch, real first, ...]` at the places of the tokens, with 0 for padding."""
-    if key_mask is None:
-        return x
-    if x.shape[1] == 0:
-        return x.new_zeros(*key_mask.shape, x.shape[-1])
-    place = (key_mask.cumsum(1) - 1).clamp(min=0)
-    return torch.where(key_mask[..., None], x.take_along_dim(place[..., None], 1), 0)
-
-
-# Numbers of tokens: of all rows, or, once padding made them differ, a tuple. In a
-# traced call a number is no `int`.
-def _more(past: int | tuple[int, ...], new: int | tuple[int, ...]) -> Any:
-    if not (isinstance(past, tuple) or isinstance(new, tuple)):
-        return past + new
-    rows = (n if isinstance(n, tuple) else repeat(n) for n in (past, new))
-    return tuple(map(operator.add, *rows))
-
-
-def _longest(tokens: int | tuple[int, ...]) -> int:
-    return max(tokens) if isinstance(tokens, tuple) else tokens
-
-
-def _length(state: Any) -> int:
-    """The number of tokens of the longest row so far."""
-    if isinstance(state, RowStates):
-        return max(map(_length, state.rows))
-    return _longest(state[0])
-
-
-def _row(state: Any, i: int) -> Any:
-    """The state of one row: all tensors of a state begin with the batch."""
-    if isinstance(state, Tensor):
-        return state[i : i + 1]
-    if isinstance(state, tuple | list):
-        parts = [_row(part, i) for part in state]
-        return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
-    return state
-
-
-def _check_batch(rows: tuple | list, batch: int) -> None:
-    if len(rows) != batch:
+def _options(
+    argument: str, layer: type, options: Any, stack: list[Mixer]
+) -> Mapping[str, Any]:
+    """The options of a layer, after a check of their names; it checks their values."""
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping):
+        raise TypeError(
+            f"LanguageModel: expected {argument} to be a dict of options of "
+            f"{layer.__name__}, got {options!r}"
+        )
+    known = inspect.signature(layer).parameters.keys() - {"d_model", "rule"}
+    known |= {"like"} if hasattr(layer, "like") else set()
+    for name in options:
+        named = {f"options in {argument}": name}
+        arguments.choice("LanguageModel", sorted(known), **named)
+    if options and not any(each.takes == argument for each in stack):
         raise ValueError(
-            f"LanguageModel: expected a state of {batch} sequences, got {len(rows)}"
+            f"LanguageModel: expected no {argument} without a mixer that has such "
+            f"options, got {dict(options)}"
         )
+    return options
 
 
 def draw(

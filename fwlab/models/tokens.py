@@ -5,12 +5,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fwlab import arguments
 from fwlab.feature_maps import needs_plain_formula
 from fwlab.ops import _operation as operation
 
 
-def check_tokens(model: str, argument: str, tokens: Tensor, vocab_size: int) -> None:
-    """Check that tokens are integers `[batch, time]` in the vocabulary."""
+def check_tokens(
+    model: str,
+    tokens: Tensor,
+    vocab_size: int,
+    key_mask: Tensor | None = None,
+    argument: str = "tokens",
+) -> Tensor:
+    """Check that tokens are integers `[batch, time]` in the vocabulary.
+
+    Those that are masked may be any number, and are 0 in the result.
+    """
     operation.check_dense(model, argument, tokens)
     if tokens.dim() != 2:
         raise ValueError(
@@ -21,6 +31,12 @@ def check_tokens(model: str, argument: str, tokens: Tensor, vocab_size: int) -> 
         raise TypeError(
             f"{model}: expected {argument} of dtype torch.int64, got {tokens.dtype}"
         )
+    if key_mask is not None:
+        batch, time = tokens.shape
+        operation.check_mask(
+            model, "key_mask", key_mask, tokens, batch=batch, time=time
+        )
+        tokens = tokens.where(key_mask, 0)
     # On an accelerator this check would wait for the device. A call that is
     # traced or transformed has no values.
     if not needs_plain_formula() and tokens.device.type == "cpu" and tokens.numel():
@@ -30,6 +46,16 @@ def check_tokens(model: str, argument: str, tokens: Tensor, vocab_size: int) -> 
                 f"{model}: expected {argument} from 0 to {vocab_size - 1}, "
                 f"got {minimum} to {maximum}"
             )
+    return tokens
+
+
+def check_range(least: int, most: float, **values: int | None) -> None:
+    """Check that arguments of `generate` are integers in a range, or None."""
+    for name, value in values.items():
+        if value is not None:
+            arguments.integers("generate", None, **{name: value})
+            wanted = f"{name} from {least} to {most}, got {value}"
+            arguments.require("generate", least <= value <= most, wanted)
 
 
 def tied_logits(x: Tensor, embedding: Any, vocab_size: int) -> Tensor:

@@ -42,14 +42,7 @@ LARGEST = torch.finfo(torch.float64).max
 
 
 class Options(TypedDict, total=False):
-    """Name the options of every operation that has a state.
-
-    - `key_mask`: `bool [batch, time]`, True = real token. A masked step is as if the
-      token were not there: the state stays as it is, and the result is 0.
-    - `state`: what an earlier call returned; None = empty.
-    - `return_state`: return `(y, state)` instead of `y`.
-    - `implementation`: "auto" or a name of `ops.implementations`.
-    """
+    """Name the options of every operation that has a state: see `sum_rule`."""
 
     key_mask: Tensor | None
     state: Any
@@ -237,6 +230,13 @@ def prepare(
 def empty(like: Tensor, *others: Tensor) -> Tensor:
     """Return the result of no steps, which still depends on all inputs."""
     return like * sum(x.sum().to(like.dtype) for x in others)
+
+
+def unseen(like: Tensor, *sizes: Sequence[int]) -> list[Tensor]:
+    r"""Return keys of $-\infty$ and values of 0 of each size, in the precision of sums."""
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    fills = [(size, fill) for size in sizes for fill in (-torch.inf, 0)]
+    return [like.new_full(size, fill, dtype=dtype) for size, fill in fills]
 
 
 def check_borders(op: str, borders: Any, like: Tensor) -> None:
@@ -452,13 +452,24 @@ def check_state(op: str, state: Any, kind: Any) -> None:
 
 
 def check_parts(
-    op: str, state: Any, kind: Any, shapes: Sequence[Sequence[int]], like: Tensor
+    op: str,
+    state: Any,
+    kind: Any,
+    shapes: Sequence[Sequence[int]],
+    like: Tensor,
+    dtype: torch.dtype | None = None,
 ) -> Any:
-    """Return a state as the named tuple `kind`; raise unless its parts are right."""
+    """Return a state as the named tuple `kind`; raise unless its parts are right.
+
+    - `dtype`: of all parts but a mask, which may be None; None = that of sums.
+    """
     check_state(op, state, kind)
-    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+    dtype = dtype or torch.promote_types(like.dtype, torch.float32)
     for name, part, shape in zip(kind._fields, state, shapes, strict=True):
-        check_part(op, f"state.{name}", part, shape, dtype, like)
+        if name != "mask":
+            check_part(op, f"state.{name}", part, shape, dtype, like)
+        elif part is not None:
+            check_mask(op, "state.mask", part, like, batch=shape[0], past=shape[1])
     return kind(*state)
 
 
@@ -480,7 +491,11 @@ def check_mask(op: str, argument: str, mask: Any, like: Tensor, **sizes: int) ->
 
 
 def time_of(part: Any, dims: int) -> int:
-    """Return the number of steps in a part of a state; 0 if it is no such tensor."""
+    """Return the number of steps in a part of a state; 0 if it is no such tensor.
+
+    - `part`: of a whole state it is the first.
+    """
+    part = part[0] if isinstance(part, tuple) and part else part
     fits = isinstance(part, Tensor) and not part.is_nested and part.dim() == dims
     return part.shape[1] if fits else 0
 

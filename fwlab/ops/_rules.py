@@ -33,13 +33,7 @@ FAINT = -80.0
 
 
 class RuleOptions(Options, total=False):
-    """Name the options of every rule.
-
-    - `scale`: a factor of `q`; None = 1.
-    - `cu_seqlens`: integers `[documents + 1]` from 0 to `time`, the borders of
-      documents packed one after another. The batch is then 1, and none sees another;
-      `state` has `documents` in place of `batch`.
-    """
+    """Name the options of every rule: see `sum_rule`."""
 
     scale: float | Tensor | None
     cu_seqlens: Tensor | None
@@ -67,21 +61,6 @@ class Inputs(NamedTuple):
     early: bool = False
 
 
-class Loops(NamedTuple):
-    """Hold the loops of a rule: without and with a normaliser, and an optional decay."""
-
-    plain: Loop
-    normalized: Loop | None
-    fading: Loop | None
-    normalized_fading: Loop | None
-
-    def choose(self, normalize: bool, fades: bool) -> Any:
-        """Return the loop of a call."""
-        if fades and self.fading:
-            return self.normalized_fading if normalize else self.fading
-        return self.normalized if normalize else self.plain
-
-
 class Rule(NamedTuple):
     """Hold what a call must know of a rule: see `rule`."""
 
@@ -89,7 +68,8 @@ class Rule(NamedTuple):
     gates: Callable[..., Inputs]
     tensors: Dimensions
     optional: set[str]
-    loops: Loops
+    loop: Loop
+    normalized_loop: Loop | None
     forms: Mapping[str, Any]
     corrects: bool
 
@@ -98,26 +78,23 @@ def rule(
     forms: Mapping[str, Any],
     loop: Loop,
     normalized_loop: Loop | None = None,
-    fading_loop: Loop | None = None,
-    normalized_fading_loop: Loop | None = None,
     *,
     corrects: bool = False,
 ) -> Callable[[Callable[P, Inputs]], Callable[P, Any]]:
     """Make an operation of a rule: decorate a function from its tensors to `Inputs`.
 
     - `forms`: how its recurrence is computed; "auto" prefers the last.
-    - `loop`: the rule step by step, "naive". The other loops have a normaliser, a decay
-      that is optional, and both.
+    - `loop`, `normalized_loop`: the rule step by step, "naive", without and with a
+      normaliser; without a `log_decay` that is optional.
     - `corrects`: whether it writes the difference to what the key retrieves.
     """
-    loops = Loops(loop, normalized_loop, fading_loop, normalized_fading_loop)
 
     def decorate(gates: Callable[P, Inputs]) -> Callable[P, Any]:
         every, tensors = {"naive": loop, **forms}, operation.annotated(gates)
         given = inspect.signature(gates).parameters
         optional = {name for name in tensors.names if given[name].default is None}
-        name = gates.__name__
-        this = Rule(name, gates, tensors, optional, loops, every, corrects)
+        name, loops = gates.__name__, (loop, normalized_loop)
+        this = Rule(name, gates, tensors, optional, *loops, every, corrects)
         compute = functools.partial(call, this)
         made = operation.public(gates, RuleOptions, DEFAULTS, compute)
         made.forms, made.rule = every, this
@@ -336,20 +313,30 @@ def recurrence(
 def naive(
     rule: Rule, x: dict[str, Tensor], W: Tensor, z: Any, mask: Any, first: Any
 ) -> tuple[Any, ...]:
-    """Call a rule's loop; with masks or documents, for one token after the other."""
-    loop = rule.loops.choose(z is not None, "log_decay" in x)
+    """Call a rule's loop; with masks or documents, for one token after the other.
+
+    Before each token, the memory fades by a decay that the rule can do without.
+    """
+    loop: Any = rule.loop if z is None else rule.normalized_loop
     memory = {"W": W} if z is None else {"W": W, "z": z}
     x = {name: part.to(W.dtype) for name, part in x.items()}
     if z is not None and rule.corrects:
         x["ask"] = unit_range(x["k"])
-    if mask is None and first is None:
+    fading = None
+    if "log_decay" in rule.optional:
+        fading = factor(x.pop("log_decay", None))
+    if mask is None and first is None and fading is None:
         y, *after = loop(**x, **memory)
         return y, *after, *[None] * (z is None)
-    ys = []
+    ys, decays = [], [] if fading is None else fading.unbind(1)
     tokens = zip(*(part.split(1, 1) for part in x.values()), strict=True)
     for t, token in enumerate(tokens):
         if first is not None:
             memory = {n: s.masked_fill(first[t], 0) for n, s in memory.items()}
+        if fading is not None:
+            W, *sums = memory.values()
+            faded = W * decays[t].unsqueeze(-2), *[z * decays[t] for z in sums]
+            memory = dict(zip(memory, faded, strict=True))
         y, *after = loop(**dict(zip(x, token, strict=True)), **memory)
         ys.append(y)
         if mask is not None:
@@ -396,10 +383,7 @@ def start(
             )
         operation.check_part(op, "state", state, W, dtype, like)
         return state, None
-    operation.check_state(op, state, NormalizedState)
-    operation.check_part(op, "state.W", state[0], W, dtype, like)
-    operation.check_part(op, "state.z", state[1], z, dtype, like)
-    return state[0], state[1]
+    return operation.check_parts(op, state, NormalizedState, (W, z), like, dtype)
 
 
 def scaled(y: Tensor, scale: float | Tensor, normalize: bool) -> Tensor:

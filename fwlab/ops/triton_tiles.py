@@ -29,8 +29,7 @@ def this_chunk(time, heads, programs, C: tl.constexpr):
 
 @triton.jit
 def rows(
-    x, origin, t, remaining, heads, first,
-    width: tl.constexpr, B: tl.constexpr,
+    x, origin, t, remaining, heads, first, width: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """Load `[C, B]`: steps `t` of a head, columns from `first` on.
 
@@ -45,8 +44,7 @@ def rows(
 
 @triton.jit
 def put_rows(
-    x, value, origin, t, remaining, heads, first,
-    width: tl.constexpr, B: tl.constexpr,
+    x, value, origin, t, remaining, heads, first, width: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """Store what `rows` would load."""
     column = first + tl.arange(0, B)
@@ -127,8 +125,7 @@ def split(x):
 
 @triton.jit
 def put_decays(
-    decay, gammas, products, index, origin, t, remaining, heads,
-    C: tl.constexpr,
+    decay, gammas, products, index, origin, t, remaining, heads, C: tl.constexpr,
 ):  # fmt: skip
     r"""Compute and store what `decays` loads; returns $\Gamma$.
 
@@ -152,8 +149,7 @@ def put_decays(
 
 @triton.jit
 def decays(
-    gammas, products, index, origin, t, remaining, heads,
-    C: tl.constexpr,
+    gammas, products, index, origin, t, remaining, heads, C: tl.constexpr,
 ):  # fmt: skip
     r"""Load $\gamma$ `[C]`, $\Gamma$ `[C, C]`, its last row, and $\gamma_C$.
 

@@ -4,7 +4,6 @@ try:
     from fwlab.training.checkpoint import Checkpoint, CheckpointError, load, save
     from fwlab.training.config import Config
     from fwlab.training.loop import Progress, Trainer
-    from fwlab.training.memory import PeakMemory
     from fwlab.training.watch import watch
 except ModuleNotFoundError as error:
     if error.name != "safetensors":
@@ -18,7 +17,6 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "Config",
-    "PeakMemory",
     "Progress",
     "Trainer",
     "load",

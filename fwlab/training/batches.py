@@ -1,80 +1,160 @@
-"""Which part of a text each optimiser step reads.
+"""The text of a run as tokens, and which part of it each optimiser step reads.
 
-It follows from the configuration and the number of the step alone: a run
-that was stopped continues where it was.
+That follows from the configuration and the number of the step alone: a run that was
+stopped continues where it was.
 """
 
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fwlab.data import Tokens, packed
+from fwlab import data
+from fwlab.data import CorpusError, Splits, Text, Tokens, Vocabulary
 from fwlab.training.config import Config
+
+#: Tokens of a longer text, in characters, are mapped into memory from a file.
+LARGE = 2**26
+#: Logits of a validation at once: 1 GiB, as one for each word takes much memory.
+LOGITS = 2**28
+
+
+def run_text(
+    config: Config, text: str | None, vocabulary: Vocabulary | None = None
+) -> tuple[Vocabulary, Tokens, Tokens, str]:
+    """Load the text of a run.
+
+    - `text`: a text to use instead of `config.corpus`.
+    - `vocabulary`: the vocabulary of an earlier part of the run.
+    - Returns the vocabulary, the text for training and that for validation as tokens,
+      and the SHA-256 of all of it.
+    - Raises `CorpusError` if a split is shorter than a window.
+    """
+    parts = data.splits(config.corpus) if text is None else Splits.of(text)
+    sha256 = parts.sha256()
+    if vocabulary is None and config.tokens == "words":
+        vocabulary = data.Words.of(parts.train.pieces())
+    elif vocabulary is None:
+        pieces = (part.pieces() for part in parts if part is not None)
+        vocabulary = data.Characters.of(chain.from_iterable(pieces))
+    train, valid = (_tokens(config, part, vocabulary) for part in parts[:2])
+    sizes = len(train.tokens), len(valid.tokens)
+    if min(sizes) < config.block + 1:
+        raise CorpusError(
+            f"expected at least block + 1 = {config.block + 1} {config.tokens} to train "
+            "on, and as many to validate on (a tenth of a text that is cut), got "
+            f"{sizes[0]} and {sizes[1]}"
+        )
+    least = config.batch * (config.block + 1)
+    if config.carry and sizes[0] < least:
+        raise CorpusError(
+            f"expected at least batch * (block + 1) = {least} {config.tokens} to train "
+            f"on in order, got {sizes[0]}"
+        )
+    return vocabulary, train, valid, sha256
+
+
+def _tokens(config: Config, text: Text, vocabulary: Vocabulary) -> Tokens:
+    if sum(map(len, text.documents)) < LARGE:
+        tokens, borders = data.token_file(text, vocabulary, None)
+        return Tokens(tokens.long(), borders)
+    import pooch
+
+    name = f"{text.sha256()[:16]}-{len(text.documents)}-{config.tokens}"
+    path = Path(pooch.os_cache("fwlab"), "tokens", name)
+    return data.token_file(text, vocabulary, path)
 
 
 class Batch(NamedTuple):
     """The windows or documents that are read at once.
 
-    - `inputs`, `targets`: `int64 [windows, time]`: the tokens, and the one
-      after each of them; -100 = no target.
+    - `inputs`, `targets`: `int64 [windows, time]`: the tokens, and the one after each
+      of them; -100 = no target.
     - `cu_seqlens`: the borders of packed documents, or None.
     - `begins`: whether these windows continue nothing that was read before.
     """
 
     inputs: Tensor
     targets: Tensor
-    cu_seqlens: Tensor | None
-    begins: bool
-
-    def to(self, device: torch.device) -> "Batch":
-        inputs, targets, borders, begins = self
-        if borders is not None:
-            borders = borders.to(device)
-        return Batch(inputs.to(device), targets.to(device), borders, begins)
+    cu_seqlens: Tensor | None = None
+    begins: bool = True
 
 
 def batch(text: Tokens, config: Config, step: int, part: int, parts: int) -> Batch:
-    """An equal share of the windows of a step.
+    """Take an equal share of the windows of a step.
 
     - `text`: the training text.
     - `step`: number of optimiser steps so far, from 0.
-    - `part`: which share, from 0 to `parts - 1`; `config.batch` is a multiple
-      of `parts`.
+    - `part`: which share, from 0 to `parts - 1`; `config.batch` is a multiple of
+      `parts`.
     """
     rows = config.batch // parts
+    here = slice(part * rows, (part + 1) * rows)
     if config.pack:
         # A row for each share, so that every document is in one of them.
         length, row = rows * config.block, step * parts + part
-        return Batch(*packed(*text, length, row, config.seed), begins=True)
-    here = slice(part * rows, (part + 1) * rows)
+        return Batch(*data.packed(*text, length, row, config.seed))
     if config.carry:
-        return _in_order(text.tokens, config, step, here)
+        # The next window of each row of the text, and again from the beginning.
+        ordered, length = in_rows(text.tokens, config.batch)[here], config.block
+        start = step % ((ordered.shape[1] - 1) // length) * length
+        window = ordered[:, start : start + length + 1].long()
+        return Batch(window[:, :-1], window[:, 1:], begins=start == 0)
     length = config.block_at(step)
     generator = torch.Generator().manual_seed(config.seed + 1_000_003 * step)
     count = len(text.tokens) - length
     starts = torch.randint(count, (config.batch,), generator=generator)[here]
-    windows = text.tokens[starts[:, None] + torch.arange(length + 1)]
-    return _cut(windows, begins=True)
+    return _windows(text.tokens, starts, length)
 
 
-def _in_order(tokens: Tensor, config: Config, step: int, here: slice) -> Batch:
-    """The next window of each row of the text, and again from the beginning."""
-    rows, length = in_rows(tokens, config.batch)[here], config.block
-    start = step % ((rows.shape[1] - 1) // length) * length
-    return _cut(rows[:, start : start + length + 1], begins=start == 0)
+def all_batches(
+    text: Tokens, config: Config, vocabulary: int, windows: int | None, rows: int
+) -> Iterator[Batch]:
+    """Cut a text for validation into what is read at once, from its beginning.
+
+    - `vocabulary`: number of different tokens.
+    - `windows`: as in `Trainer.evaluate`.
+    - `rows`: with `config.carry`, the number of pieces of the text that are read side
+      by side.
+    """
+    block = config.block
+    at_once = max(1, min(128, LOGITS // (vocabulary * block)))
+    if config.carry:
+        ordered = in_rows(text.tokens, rows).long()
+        if windows is not None:
+            ordered = ordered[:, : windows * block + 1]
+        # The length of these parts changes no result.
+        for start in range(0, ordered.shape[1] - 1, 1024):
+            part = ordered[:, start : start + 1025]
+            yield Batch(part[:, :-1], part[:, 1:], begins=start == 0)
+    elif config.pack:
+        count = data.packed_rows(text.borders, at_once * block)
+        if windows is not None:
+            count = min(count, -(-windows // at_once))
+        for row in range(count):
+            yield Batch(*data.packed(*text, at_once * block, row))
+    else:
+        count = (len(text.tokens) - 1) // block
+        starts = torch.arange(count)
+        if windows is not None and windows < count:
+            starts = torch.linspace(0, count - 1, windows).long()
+        for part in (starts * block).split(at_once):
+            yield _windows(text.tokens, part, block)
+
+
+def _windows(tokens: Tensor, starts: Tensor, length: int) -> Batch:
+    windows = tokens[starts[:, None] + torch.arange(length + 1)].long()
+    return Batch(windows[:, :-1], windows[:, 1:])
 
 
 def in_rows(tokens: Tensor, rows: int) -> Tensor:
-    """A text cut into pieces of equal length; what is left over is dropped.
+    """Cut a text into pieces of equal length; what is left over is dropped.
 
     - `tokens`: `[tokens]`.
     - Returns `[rows, tokens // rows]`.
     """
     length = len(tokens) // rows
     return tokens[: rows * length].view(rows, length)
-
-
-def _cut(windows: Tensor, begins: bool) -> Batch:
-    windows = windows.long()
-    return Batch(windows[:, :-1], windows[:, 1:], None, begins)

@@ -1,8 +1,9 @@
 """The configuration of a training run."""
 
 import math
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal, get_args
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from typing_extensions import Doc
 
@@ -26,108 +27,41 @@ LayerName = Annotated[
     ),
 ]
 
-#: The values of each annotated type, in words and as types.
-KINDS: dict[Any, tuple[str, Any]] = {
-    bool: ("True or False", bool),
-    int: ("an integer", int),
-    int | None: ("an integer or None", int | None),
-    float: ("a number", int | float),
-    float | None: ("a number or None", int | float | None),
-    str: ("a string", str),
-    MixerName: ("a string", str),
-    LayerName: ("a string or None", str | None),
-    str | None: ("a string or None", str | None),
+#: The types of fields, in words.
+WORDS: dict[Any, str] = {
+    **{bool: "True or False", int: "an integer", float: "a number"},
+    **{str: "a string", type(None): "None"},
 }
-
-AT_LEAST_0 = ("lr", "min_lr", "weight_decay", "warmup", "grow_steps", "conv")
-AT_LEAST_1 = [
-    "layers",
-    "heads",
-    "d_model",
-    "d_ff",
-    "block",
-    "batch",
-    "accumulate",
-    "steps",
-    "eval_every",
-    "eval_windows",
-    "log_every",
+SIZES = ("layers", "heads", "d_model", "d_ff", "block", "batch", "accumulate")
+COUNTS = ("steps", "eval_every", "eval_windows", "log_every")
+AMOUNTS = ("lr", "min_lr", "weight_decay", "warmup", "grow_steps", "conv")
+SHARES = ("dropout", "attention_dropout", "beta2")
+#: The ranges of numbers: which fields, in words, and as a test.
+RANGES: list[tuple[tuple[str, ...], str, Callable[[Any], bool]]] = [
+    ((*SIZES, *COUNTS), "to be at least 1", lambda x: x >= 1),
+    (AMOUNTS, "to be 0 or more", lambda x: 0 <= x < math.inf),
+    (SHARES, "from 0 to 1, excluding 1", lambda x: 0 <= x < 1),
+    (("clip",), "to be above 0", lambda x: x > 0),
+    (("seed",), "from 0 to 2**32 - 1", lambda x: 0 <= x < 2**32),
 ]
-#: Layers are made one after the other before their memory is known.
-MOST_LAYERS = 10_000
-#: The largest integer: a few times as much still fits PyTorch's.
-LARGEST = 2**53
-#: How a run is computed and watched, and for how long, not what it trains:
-#: it may change when a run is resumed. The corpus is compared by its text.
-FREE = [
-    "corpus",
-    "steps",
-    "device",
-    "eval_every",
-    "eval_windows",
-    "log_every",
-    "precision",
-    "compile",
-    "checkpointing",
-    "shard",
-]
-
-
-def check_fields(config: Any) -> None:
-    """Check the types and ranges of a configuration.
-
-    - `config`: a dataclass.
-    - Raises `ValueError` for a value of another type or out of range.
-    """
-    for field in fields(config):
-        value, names = getattr(config, field.name), get_args(field.type)
-        if field.type in KINDS:
-            kind, types = KINDS[field.type]
-            # Python counts True as an integer.
-            fits = isinstance(value, types) and (
-                isinstance(value, bool) == (field.type is bool)
-            )
-        else:
-            kind, fits = f"one of {', '.join(names)}", value in names
-        if not fits:
-            raise ValueError(f"expected {field.name} to be {kind}, got {value!r}")
-        if wrong := _outside(field.name, value):
-            raise ValueError(f"expected {field.name} {wrong}, got {value}")
-
-
-def _outside(name: str, value: Any) -> str:
-    """The range of a number, if it is not in it; "" = it is."""
-    if not isinstance(value, int | float):
-        return ""
-    if name in AT_LEAST_1 and value < 1:
-        return "to be at least 1"
-    if name in AT_LEAST_0 and not 0 <= value < math.inf:
-        return "to be 0 or more"
-    if name == "clip" and not value > 0:
-        return "to be above 0"
-    if name == "seed" and not 0 <= value < 2**32:
-        return "from 0 to 2**32 - 1"
-    if name == "layers" and value > MOST_LAYERS:
-        return f"to be at most {MOST_LAYERS:,}"
-    if isinstance(value, int) and value > LARGEST:
-        return f"to be at most {LARGEST:,}"
-    return ""
+#: These may change when a run is resumed: they say how it is computed and watched, and
+#: for how long. The corpus is compared by its text.
+FREE = ["corpus", "steps", "eval_every", "eval_windows", "log_every"]
+FREE += ["device", "precision", "compile", "checkpointing"]
 
 
 @dataclass(frozen=True)
 class Config:
-    """The defaults are nanoGPT's CPU configuration for Tiny Shakespeare,
-    with which softmax attention reaches a validation loss of 1.88.
-    A value out of range raises `ValueError`, which names the field.
+    """The defaults are nanoGPT's CPU configuration for Tiny Shakespeare, with which
+    softmax attention reaches a validation loss of 1.88. A value out of range raises
+    `ValueError`, which names the field.
     """
 
     mixer: MixerName = "delta"
-    """How information passes between tokens: a name in
-    `fwlab.models.MIXERS`."""
+    """How information passes between tokens: a name in `fwlab.models.MIXERS`."""
     corpus: str | None = None
-    """shakespeare, python, wikitext-2, wikitext-103, or a text file or a
-    folder of them; default: shakespeare, or python if that cannot be
-    downloaded."""
+    """shakespeare, python, wikitext-2, wikitext-103, or a text file or a folder of
+    them; default: shakespeare, or python if that cannot be downloaded."""
     tokens: Literal["characters", "words"] = "characters"
     """What a token is."""
     layers: int = 4
@@ -139,8 +73,7 @@ class Config:
     d_ff: int | None = None
     """Width inside the MLPs; default: 4 * d_model."""
     dropout: float = 0.0
-    """Share of embeddings and of what each layer adds that is set to 0 in
-    training."""
+    """Share of embeddings and of what each layer adds that is set to 0 in training."""
     attention_dropout: float = 0.0
     """The same of attention weights, for mixers that have any."""
     like: LayerName = None
@@ -161,33 +94,31 @@ class Config:
     mlp: Literal["gelu", "swiglu"] = "gelu"
     """The MLPs of the blocks."""
     start: str | None = None
-    """A run to take the first weights from: of the same model, or of softmax
-    attention for feedback."""
+    """A run to take the first weights from: of the same model, or of softmax attention
+    for feedback."""
     block: int = 64
     """Tokens per training window."""
     first_block: int | None = None
-    """Tokens per window at the first step, which then grow to block;
-    default: block."""
+    """Tokens per window at the first step, which then grow to block; default: block."""
     grow_steps: int = 0
     """Steps over which windows grow from first_block to block."""
     carry: bool = False
-    """Read the text in order, and let each window begin with the state in
-    which the one before it has ended (truncated backpropagation)."""
+    """Read the text in order, and let each window begin with the state in which the one
+    before it has ended (truncated backpropagation)."""
     pack: bool = False
-    """Fill each batch with documents, whose states do not mix, instead of
-    windows; a document that does not fit is cut."""
+    """Fill each batch with documents, whose states do not mix, instead of windows; a
+    document that does not fit is cut."""
     batch: int = 12
     """Windows per step, of all processes together."""
     accumulate: int = 1
-    """Parts of a batch that are computed one after the other, which takes
-    less memory."""
+    """Parts of a batch, computed one after the other, which takes less memory."""
     steps: int = 2000
     """Total number of optimiser steps."""
     lr: float = 1e-3
     """Learning rate after the warm-up."""
     schedule: Literal["cosine", "noam"] = "cosine"
-    """How the learning rate falls: along half a cosine to min_lr, or with
-    one over the square root of the step."""
+    """How the learning rate falls: along half a cosine to min_lr, or with one over the
+    square root of the step."""
     min_lr: float = 1e-4
     """Learning rate at the end of the cosine decay."""
     warmup: int = 100
@@ -208,62 +139,63 @@ class Config:
     """Seed of the initial weights, the batches and the samples."""
     device: str = "auto"
     """auto, cpu, cuda or mps; auto takes the best available one."""
-    precision: Literal["float32", "bf16", "fp16"] = "float32"
-    """Precision of matrix products; weights and states of fast weights stay
-    float32."""
+    precision: Literal["float32", "bf16"] = "float32"
+    """Precision of matrix products; weights and states of fast weights stay float32."""
     compile: bool = False
     """Compile the model with torch.compile."""
     checkpointing: bool = False
-    """Keep only the inputs of each block for the backward pass, and compute
-    the rest again."""
-    shard: bool = False
-    """Divide weights and the optimiser's state among the processes (FSDP)
-    instead of copying them."""
+    """Keep only the inputs of each block for the backward pass, and compute the rest
+    again."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        if self.first_block is not None and not 1 <= self.first_block <= self.block:
-            raise ValueError(
-                f"expected first_block from 1 to block = {self.block}, "
-                f"got {self.first_block}"
-            )
+        self._check_types()
+        for names, words, fits in RANGES:
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and not fits(value):
+                    raise ValueError(f"expected {name} {words}, got {value}")
         if self.batch % self.accumulate:
             raise ValueError(
                 f"expected batch to be a multiple of accumulate = {self.accumulate}, "
                 f"got {self.batch}"
             )
-        ways = {
-            "first_block": self.first_block is not None,
-            "carry": self.carry,
-            "pack": self.pack,
-        }
+        grows = self.first_block is not None
+        if self.first_block is not None and not 1 <= self.first_block <= self.block:
+            raise ValueError(
+                f"expected first_block from 1 to block = {self.block}, "
+                f"got {self.first_block}"
+            )
+        ways = {"first_block": grows, "carry": self.carry, "pack": self.pack}
         chosen = [name for name, on in ways.items() if on]
         if len(chosen) > 1:
             raise ValueError(
                 f"expected one of {', '.join(ways)} at most, got {' and '.join(chosen)}"
             )
-        if (self.first_block is None) != (self.grow_steps == 0):
+        if grows != (self.grow_steps > 0):
             raise ValueError(
                 "expected first_block and grow_steps together, got first_block = "
                 f"{self.first_block} and grow_steps = {self.grow_steps}"
             )
-        for name in ("dropout", "attention_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(
-                    f"expected {name} from 0 to 1, excluding 1, "
-                    f"got {getattr(self, name)}"
-                )
-        if not 0 <= self.beta2 < 1:
-            raise ValueError(
-                f"expected beta2 from 0 to 1, excluding 1, got {self.beta2}"
-            )
+
+    def _check_types(self) -> None:
+        for name, hint in get_type_hints(type(self)).items():
+            value, kinds = getattr(self, name), get_args(hint) or (hint,)
+            if get_origin(hint) is Literal:
+                fits, words = value in kinds, f"one of {', '.join(kinds)}"
+            else:
+                # An integer is a number; and Python counts True as an integer.
+                types = (*kinds, int) if float in kinds else kinds
+                fits = isinstance(value, types)
+                fits = fits and isinstance(value, bool) == (hint is bool)
+                words = " or ".join(WORDS[kind] for kind in kinds)
+            if not fits:
+                raise ValueError(f"expected {name} to be {words}, got {value!r}")
 
     def lr_at(self, step: int) -> float:
         r"""The learning rate of a step, which is `lr` after the warm-up.
 
-        It rises in equal steps. Then it falls along half a cosine to
-        `min_lr`, or ("noam") with $1/\sqrt{\text{step}}$, as in Vaswani et
-        al. 2017, section 5.3.
+        It rises in equal steps. Then it falls along half a cosine to `min_lr`, or
+        ("noam") with $1/\sqrt{\text{step}}$, as in Vaswani et al. 2017, section 5.3.
 
         - `step`: number of optimiser steps so far, from 0.
         - Returns the learning rate of the next step.

@@ -1,7 +1,9 @@
 """Published configurations, by name: `fwlab train --preset NAME`."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from fwlab.data import CorpusError
+from fwlab.training.batches import run_text
 from fwlab.training.config import Config
 
 
@@ -10,68 +12,51 @@ class Preset(NamedTuple):
 
     - `config`: the run.
     - `source`: who published it, and what is different here.
-    - `vocabulary`: number of tokens, for `--dry-run` without the corpus.
     """
 
     config: Config
     source: str
-    vocabulary: int
+
+    @property
+    def vocabulary(self) -> int:
+        """Distinct characters of Tiny Shakespeare, or words of WikiText-103."""
+        return 65 if self.config.corpus == "shakespeare" else 267_735
 
 
-#: Distinct characters of Tiny Shakespeare, distinct words of WikiText-103.
-SHAKESPEARE, WIKITEXT_103 = 65, 267_735
+def _labml(**options: Any) -> Config:
+    r"""Fill in what labml.ai's runs share: Noam's schedule, and 128 epochs.
 
-
-def noam(d_model: int, warmup: int) -> float:
-    r"""The highest rate of Noam's schedule, $1/\sqrt{d_\text{model} \cdot \text{warmup}}$."""
-    return (d_model * warmup) ** -0.5
-
-
-def _labml(epochs: int, **options: int | float | str) -> Config:
-    """The common part of labml.ai; an epoch reads as many tokens as the text has."""
-    d_model, warmup = int(options["d_model"]), 2000
-    window = int(options["block"]) * int(options["batch"])
+    Its highest rate is $1/\sqrt{d_\text{model} \cdot \text{warmup}}$. An epoch reads as
+    many tokens as the text has.
+    """
+    warmup, window = 2000, options["block"] * options["batch"]
     return Config(
         corpus="shakespeare",
         schedule="noam",
-        lr=noam(d_model, warmup),
+        lr=(options["d_model"] * warmup) ** -0.5,
         warmup=warmup,
-        steps=epochs * (1_003_854 // window),
+        steps=128 * (1_003_854 // window),
         beta2=0.999,
         weight_decay=0.0,
-        **options,  # type: ignore[arg-type]
+        **options,
     )
 
 
-def _wikitext(**options: int | float | str) -> Config:
-    """The common part of Schlag et al., Appendix F."""
-    return Config(
-        corpus="wikitext-103",
-        tokens="words",
-        layers=16,
-        heads=8,
-        d_ff=2048,
-        dropout=0.1,
-        lr=2.5e-4,
-        min_lr=0.0,
-        warmup=2000,
-        beta2=0.999,
-        weight_decay=0.0,
-        clip=0.25,
-        eval_every=4000,
-        **options,  # type: ignore[arg-type]
-    )
+def _wikitext(**options: Any) -> Config:
+    """Fill in what the runs of Schlag et al. share (Appendix F)."""
+    shared: dict[str, Any] = {"layers": 16, "heads": 8, "d_ff": 2048, "dropout": 0.1}
+    shared |= {"lr": 2.5e-4, "min_lr": 0.0, "warmup": 2000, "beta2": 0.999}
+    shared |= {"weight_decay": 0.0, "clip": 0.25, "eval_every": 4000}
+    return Config(corpus="wikitext-103", tokens="words", **shared, **options)
 
 
 PRESETS: dict[str, Preset] = {
     "labml-fast-weights": Preset(
-        _labml(128, mixer="delta", layers=6, heads=8, d_model=512, block=128, batch=16),
+        _labml(mixer="delta", layers=6, heads=8, d_model=512, block=128, batch=16),
         "labml.ai's annotated fast weights: DPFP with nu = 1, delta rule",
-        SHAKESPEARE,
     ),
     "labml-aft": Preset(
         _labml(
-            128,
             mixer="aft-local",
             layers=6,
             heads=4,
@@ -83,11 +68,9 @@ PRESETS: dict[str, Preset] = {
         ),
         "labml.ai's annotated AFT: AFT-local, window 32; without its table of "
         "sinusoidal positions",
-        SHAKESPEARE,
     ),
     "labml-feedback": Preset(
         _labml(
-            128,
             mixer="feedback-shared",
             layers=6,
             heads=8,
@@ -97,12 +80,10 @@ PRESETS: dict[str, Preset] = {
         ),
         "labml.ai's annotated Feedback Transformer, keys and values shared by all "
         "layers",
-        SHAKESPEARE,
     ),
     "nanogpt-cpu": Preset(
         Config(mixer="softmax", corpus="shakespeare"),
         "nanoGPT's configuration for a CPU: a validation loss of 1.88",
-        SHAKESPEARE,
     ),
     "nanogpt-gpu": Preset(
         Config(
@@ -119,17 +100,14 @@ PRESETS: dict[str, Preset] = {
             eval_windows=12_800,
         ),
         "nanoGPT's configuration for a GPU: a validation loss of 1.47",
-        SHAKESPEARE,
     ),
     "wt103-small": Preset(
         _wikitext(mixer="delta", d_model=128, block=256, batch=96, steps=500_000),
         "Schlag et al. 2021, Appendix F and Table 5: DPFP with nu = 1, delta rule",
-        WIKITEXT_103,
     ),
     "wt103-medium": Preset(
         _wikitext(mixer="delta", d_model=256, block=384, batch=56, steps=400_000),
         "Schlag et al. 2021, Appendix F; Table 2 has other feature maps",
-        WIKITEXT_103,
     ),
     "transformer-xl": Preset(
         _wikitext(
@@ -142,7 +120,20 @@ PRESETS: dict[str, Preset] = {
         ),
         "Schlag et al. 2021, Table 4, with a memory of 384 words; two segments of "
         "384 words per window, so half the windows",
-        WIKITEXT_103,
     ),
 }
 """The presets, by name."""
+
+
+def vocabulary_size(config: Config, preset: str | None = None) -> int:
+    """Count the tokens that a run will have.
+
+    - `preset`: without its corpus, the published number counts.
+    - Raises `CorpusError` if the corpus is not there.
+    """
+    try:
+        return len(run_text(config, None)[0])
+    except CorpusError:
+        if preset is None or config.corpus != PRESETS[preset].config.corpus:
+            raise
+        return PRESETS[preset].vocabulary

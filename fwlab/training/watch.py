@@ -1,4 +1,4 @@
-"""Progress of a training run inside a notebook."""
+"""Watching the progress of a training in a notebook."""
 
 from collections.abc import Iterable
 
@@ -6,15 +6,14 @@ from fwlab.training.loop import Progress
 
 
 def watch(run: Iterable[Progress], steps: int) -> list[Progress]:
-    """Run the training, and show its progress in one line.
+    """Run a training, and show its progress in one line.
 
     - `run`: what `Trainer.run()` returns.
     - `steps`: total number of optimiser steps.
     - Returns everything that `run` yielded.
 
-    The line is updated in place. The saved notebook contains only its
-    final form, and no widget state. Outside a notebook, one line is
-    printed per validation.
+    The line is updated in place. The saved notebook contains only its final form, and
+    no widget state. Outside a notebook, one line is printed per validation.
     """
     try:
         from IPython import get_ipython

@@ -248,11 +248,11 @@ def test_a_state_that_wants_no_gradient(small, monkeypatch):
     p = drawn(time=3)
     state = ops.FeedbackState(*p.state, None)
     wanted = outcome(p, state)
-    counts, pull = [], kernels.Backward.pull
+    counts, pull = [], kernels.pull_memories
     monkeypatch.setattr(
-        kernels.Backward,
-        "pull",
-        lambda self, count, clock: [counts.append(count), pull(self, count, clock)][1],
+        kernels,
+        "pull_memories",
+        lambda loop, count, clock: [counts.append(count), pull(loop, count, clock)][1],
     )
     state = rebuild(state, lambda s: s.detach())
     found = outcome(p, state)

@@ -1,18 +1,200 @@
-"""The compiled kernels: what they take, how many there are, their indices."""
+"""Every kernel compiles for GPUs that this machine lacks, and spills no more than known.
+
+`python tests/machine/test_compiled.py` writes what they need to
+docs/results/kernels.json.
+"""
 
 import json
 import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
 
-import aot
 import pytest
+import torch
 
-TABLE = json.loads(aot.TABLE.read_text("utf-8"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from launches import Launch, recording
 
-TARGETS = [
-    pytest.param(name, capability, id=f"{name}, sm_{capability[0]}{capability[1]}")
-    for name, (_, capabilities) in aot.CASES.items()
-    for capability in capabilities
-]
+from fwlab import ops
+from fwlab.files import write_json
+from fwlab.ops import _operation as operation
+from fwlab.ops import _triton
+from fwlab.provenance import provenance
+
+triton = pytest.importorskip("triton")
+if _triton.INTERPRETED:
+    pytest.skip("the interpreter compiles nothing", allow_module_level=True)
+from triton import knobs  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.backends.nvidia.compiler import get_ptxas_version  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+pytestmark = pytest.mark.slow
+TABLE = Path(__file__).resolve().parents[2] / "docs/results/kernels.json"
+TYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
+TYPES |= {torch.int32: "*i32", torch.int64: "*i64", torch.bool: "*i1"}
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+#: Bytes of shared memory that one program may have, by compute capability.
+ROOM = {(9, 0): 227 * 1024, (8, 0): 163 * 1024, (7, 5): 64 * 1024}
+HOPPER, AMPERE, TURING = ROOM
+BOTH, ALL = (HOPPER, AMPERE), (HOPPER, AMPERE, TURING)
+LONG = {"batch": 8, "time": 4096, "heads": 16, "queries": 16}
+FEW = {"batch": 1, "time": 4096, "heads": 4, "queries": 4}
+AFT = {"batch": 8, "time": 2048, "channels": 512, "window": 64}
+CONV = AFT | {"heads": 8, "channels": 64, "keys": 64}
+STACK = {"batch": 4, "time": 4, "past": 8, "layers": 2}
+#: name -> (operation, dtype, sizes, options, capabilities)
+CASES: dict[str, tuple[Any, ...]] = {
+    "delta 64": (ops.delta_rule, BF16, LONG, 64, BOTH),
+    "delta 128": (ops.delta_rule, BF16, LONG, 128, BOTH),
+    "delta 256": (ops.delta_rule, BF16, LONG, 256, BOTH),
+    "delta 384, 64": (ops.delta_rule, BF16, LONG | {"value": 64}, 384, BOTH),
+    "delta 64, few heads": (ops.delta_rule, BF16, FEW, 64, BOTH),
+    "delta 64 float32": (ops.delta_rule, FP32, LONG, 64, BOTH),
+    "delta 256 float32": (ops.delta_rule, FP32, LONG, 256, BOTH),
+    "gated delta 64": (ops.gated_delta_rule, BF16, LONG, 64, BOTH),
+    "gated delta 128": (ops.gated_delta_rule, FP16, LONG, 128, BOTH),
+    "gated delta 128, few heads": (ops.gated_delta_rule, BF16, FEW, 128, (HOPPER,)),
+    "sum 64, normalized": (ops.sum_rule, BF16, LONG, 64, BOTH),
+    "sum 128": (ops.sum_rule, BF16, LONG, 128, BOTH),
+    "sum 64 float32, normalized": (ops.sum_rule, FP32, LONG, 64, BOTH),
+    "gated 64, normalized": (ops.gated_rule, BF16, LONG, 64, BOTH),
+    "AFT-simple": (ops.aft_simple, BF16, AFT, 0, ALL),
+    "AFT-simple float32": (ops.aft_simple, FP32, AFT, 0, ALL),
+    "AFT-local, window 64": (ops.aft_local, BF16, AFT, 0, ALL),
+    "AFT-conv, window 64": (ops.aft_conv, BF16, CONV, 0, ALL),
+    "AFT-full": (ops.aft_full, BF16, AFT | {"keys": 2048}, 0, BOTH),
+    "feedback 64": (ops.feedback, BF16, STACK | {"heads": 4}, 64, ALL),
+    "feedback 256": (ops.feedback, BF16, STACK | {"heads": 2}, 256, ALL),
+}
+TARGETS = [(name, target) for name, case in CASES.items() for target in case[-1]]
+
+
+def meta(*shape: int, dtype: torch.dtype = FP32) -> torch.Tensor:
+    """A tensor without data that requires a gradient."""
+    return torch.empty(*shape, dtype=dtype, device="meta", requires_grad=True)
+
+
+def call(name: str) -> torch.Tensor:
+    """Compute a case, on the device "meta"."""
+    op, dtype, sizes, width, _ = CASES[name]
+    options = {"implementation": "triton"}
+    if op is ops.feedback:
+        return feedback(dtype, sizes["heads"], width, sizes, options)
+    if hasattr(op, "rule"):
+        options |= {"normalize": "normalized" in name}
+        sizes = {"key": width, "value": width} | sizes
+    optional = op.rule.optional if hasattr(op, "rule") else ()
+    inputs = [
+        # Biases are weights, in full precision.
+        meta(*(sizes[d] for d in dims), dtype=dtype if "batch" in dims else FP32)
+        for name, dims in operation.annotated(op).names.items()
+        if name not in optional
+    ]
+    return op(*inputs, **options)
+
+
+def feedback(dtype, heads, key, sizes, options) -> torch.Tensor:
+    """Compute a feedback stack with a state."""
+    d, n = heads * key, sizes["layers"]
+    square, norm = (n, d, d), (n, d)
+    shapes = {"merge": (n + 1,), "positions": (key, key)}
+    shapes |= dict.fromkeys(("to_q", "to_k", "to_v", "to_out"), square)
+    shapes |= dict.fromkeys(("norm_mixer", "norm_mlp", "norm_memory"), norm)
+    shapes |= {"expand": (n, 4 * d, d), "contract": (n, d, 4 * d)}
+    weights = ops.FeedbackWeights(**{name: meta(*s) for name, s in shapes.items()})
+    memory = (sizes["batch"], sizes["past"], n, heads, key)
+    state = ops.FeedbackState(meta(*memory), meta(*memory), None)
+    x = meta(sizes["batch"], sizes["time"], d, dtype=dtype)
+    return ops.feedback(x, weights, heads=heads, state=state, **options)
+
+
+def launches(name: str, capability: tuple[int, int]) -> list[Launch]:
+    """The launches of forward and backward of a case on such a GPU."""
+    with recording(capability) as recorded:
+        y = call(name)
+        leaves, waiting = {}, [y.grad_fn]
+        while waiting:
+            node = waiting.pop()
+            if hasattr(node, "variable"):
+                leaves[node.variable] = None
+            waiting += [after for after, _ in node.next_functions if after]
+        torch.autograd.grad(y, [*leaves], torch.empty_like(y), allow_unused=True)
+    return [*recorded]
+
+
+def build(launch: Launch, capability: tuple[int, int]) -> Any:
+    """The kernel of a launch, compiled for that compute capability."""
+    kernel = launch.kernel
+    given = dict(zip(kernel.arg_names, launch.arguments, strict=False))
+    given |= launch.constants
+    assert set(given) == set(kernel.arg_names), kernel.__name__
+    signature, constants, attributes = {}, {}, {}
+    for place, name in enumerate(kernel.arg_names):
+        value = given[name]
+        if value is None or kernel.params[place].is_constexpr:
+            signature[name] = "constexpr"
+            constants[(place,)] = value
+        elif isinstance(value, torch.Tensor):
+            assert value.is_contiguous(), (kernel.__name__, name)
+            signature[name] = TYPES[value.dtype]
+            attributes[(place,)] = [["tt.divisibility", 16]]
+        else:
+            assert kernel.params[place].do_not_specialize, (kernel.__name__, name)
+            signature[name] = "fp32" if isinstance(value, float) else "i32"
+    choose_ptxas(capability)
+    made = triton.compile(
+        ASTSource(kernel, signature, constexprs=constants, attrs=attributes),
+        target=GPUTarget("cuda", 10 * capability[0] + capability[1], 32),
+        options=_triton.options(launch.warps, launch.stages),
+    )
+    # Triton has no tensor cores before 8.0: products would fall apart.
+    assert capability >= _triton.TENSOR_CORES or "tt.dot" not in made.asm["ttir"]
+    # No product is pending across a wait, so ptxas before 13.3 will do:
+    # docs/kernels/index.md.
+    waits = re.findall(r"wgmma\.wait_group\.sync\.aligned\s+(\d+)", made.asm["ptx"])
+    assert set(waits) <= {"0"}, kernel.__name__
+    return made
+
+
+def choose_ptxas(capability: tuple[int, int]) -> str:
+    """Let Triton compile with its own ptxas, the newer one for Hopper; its version."""
+    folder = Path(triton.__file__).parent / "backends/nvidia/bin"
+    newer = capability[0] >= _triton.HOPPER
+    knobs.nvidia.ptxas = str(folder / ("ptxas-blackwell" if newer else "ptxas"))
+    get_ptxas_version.cache_clear()  # it is in the names of what Triton keeps
+    return re.search(r"V([\d.]+)", get_ptxas_version())[1]
+
+
+def uses(name: str, capability: tuple[int, int]) -> dict[str, dict[str, int]]:
+    """Bytes of shared memory, registers and spilled bytes of each kernel of a case."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    found: dict[str, dict[str, int]] = {}
+    for launch in launches(name, capability):
+        made = build(launch, capability)
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(made.asm["cubin"])
+            file.flush()
+            command = [tool, "-res-usage", file.name]
+            text = subprocess.check_output(command, encoding="utf-8")
+        registers, stack = (
+            int(re.search(rf"{w}:(\d+)", text)[1]) for w in ("REG", "STACK")
+        )
+        use = {"shared": made.metadata.shared, "registers": registers, "stack": stack}
+        key = "{}, sm_{}{}".format(launch.kernel.__name__, *capability)
+        # A kernel may be compiled in more than one way: the worst.
+        use = {n: max(size, found.get(key, use)[n]) for n, size in use.items()}
+        found[key] = use
+    return found
+
+
+def versions() -> dict[str, str]:
+    """The releases that compile: of Triton, and of ptxas for each GPU."""
+    found = {"ptxas, sm_{}{}".format(*target): choose_ptxas(target) for target in ALL}
+    return {"triton": triton.__version__, **found}
 
 
 @pytest.mark.parametrize(("name", "capability"), TARGETS)
@@ -21,60 +203,45 @@ def test_what_kernels_take(name, capability):
 
     Another compiler may give other numbers; whatever it gives must fit.
     """
-    found = aot.uses(name, capability)
-    table = {key: TABLE["kernels"][name][key] for key in found}
-    assert found
-    for key, use in found.items():
-        assert use.shared <= aot.ROOM[capability], key
-        same = TABLE["versions"] == aot.VERSIONS
-        assert use.stack <= table[key]["stack"] + (0 if same else 512), key
-        assert use.shared <= table[key]["shared"] or not same, key
-
-
-@pytest.mark.parametrize("name", aot.CASES)
-def test_table_has_every_kernel(name):
-    run, capabilities = aot.CASES[name]
-    keys = {
-        aot.key(launch, capability)
-        for capability in capabilities
-        for launch in aot.launches(run, capability)
+    table, found = json.loads(TABLE.read_text("utf-8")), uses(name, capability)
+    known = {
+        k for k in table["kernels"][name] if k.endswith("{}{}".format(*capability))
     }
-    assert keys == set(TABLE["kernels"][name]), "run python tests/machine/aot.py"
+    assert found.keys() == known, "run python tests/machine/test_compiled.py"
+    same = table["versions"] == versions()
+    for key, use in found.items():
+        before = table["kernels"][name][key]
+        assert use["shared"] <= ROOM[capability], key
+        assert use["stack"] <= before["stack"] + (0 if same else 512), key
+        assert use["shared"] <= before["shared"] or not same, key
 
 
-def test_table_has_nothing_else():
-    assert set(TABLE["kernels"]) == set(aot.CASES)
-
-
-@pytest.mark.parametrize(
-    "name", ["delta 64", "delta 128", "gated delta 64", "gated 64, normalized"]
-)
+@pytest.mark.parametrize("name", ["delta 64", "gated delta 64", "gated 64, normalized"])
 def test_launches_are_few(name):
     """One more would be zeros for a state that is missing."""
-    for capability in (aot.HOPPER, aot.AMPERE):
-        assert len(aot.launches(aot.CASES[name][0], capability)) == 4
+    assert [len(launches(name, target)) for target in BOTH] == [4, 4]
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "delta 64",
-        "gated delta 64",
-        "gated 64, normalized",
-        "delta 64, few heads",
-        "feedback 64",
-    ],
+    "name", ["gated delta 64", "delta 64, few heads", "feedback 64"]
 )
 def test_offsets_beyond_32_bits(name):
     """No kernel multiplies two numbers of a call in 32 bits.
 
-    Steps times heads may exceed 2^31. Indices within a chunk are tiles, and
-    the product of a number and a constant is the width of all heads.
+    Steps times heads may exceed 2^31. Indices within a chunk are tiles, and the product
+    of a number and a constant is the width of all heads.
     """
-    made = {x.kernel: x for x in aot.launches(aot.CASES[name][0], aot.HOPPER)}
+    made = {x.kernel: x for x in launches(name, HOPPER)}
     for launch in made.values():
-        code = aot.build(launch, aot.HOPPER).asm["ttir"]
-        products = re.findall(r"arith\.muli (%\w+), (%\w+) : i32", code)
+        code = build(launch, HOPPER).asm["ttir"]
         constants = set(re.findall(r"(%\w+) = arith.constant", code))
-        for pair in products:
+        for pair in re.findall(r"arith\.muli (%\w+), (%\w+) : i32", code):
             assert constants.intersection(pair), (launch.kernel, pair)
+
+
+if __name__ == "__main__":
+    kernels: dict[str, dict[str, Any]] = {}
+    for name, target in TARGETS:
+        kernels.setdefault(name, {}).update(uses(name, target))
+    about = provenance("python tests/machine/test_compiled.py")
+    write_json(TABLE, {"versions": versions(), **about, "kernels": kernels})

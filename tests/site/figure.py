@@ -272,7 +272,7 @@ def fresh(tabs):
     yield tabs.fresh
     seen = tabs.seen.copy()
     tabs.seen.clear()
-    assert seen == []
+    assert not seen, seen
 
 
 @pytest.fixture
@@ -306,4 +306,4 @@ def look(tabs, address):
         tabs.leave(tab)
     seen = tabs.seen.copy()
     tabs.seen.clear()
-    assert seen == []
+    assert not seen, seen

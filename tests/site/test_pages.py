@@ -219,6 +219,7 @@ def test_site_works_in_a_folder_of_a_host(look, site, tmp_path):
         tab.locator(".md-tabs__link", has_text="Home").click()
         tab.wait_for_url(f"{base}index.html")
         search(tab, "delta rule")
+        tab.goto("about:blank")  # it asks for nothing when the server is gone
 
 
 #: Where a page leads that is not there.

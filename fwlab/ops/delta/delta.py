@@ -13,7 +13,6 @@ them: for a chunk of steps, Eq. 24 is (d1) and (d3) of the chunked version.
 - `W`: `[batch, heads, value, key]`, `z`: `[batch, heads, key]`.
 """
 
-from collections.abc import Iterator
 from typing import Unpack
 
 import torch
@@ -23,16 +22,7 @@ from fwlab.feature_maps import divide
 from fwlab.ops._operation import Keys, PerHead, Queries, Values
 from fwlab.ops._rules import Inputs, RuleOptions, rule
 from fwlab.ops.delta import WITH_KERNELS
-
-
-def read(W: Tensor, q: Tensor) -> Tensor:
-    r"""Query the fast weights:
-
-    $$y_i = W_i\, \phi(q_i) \tag{25}$$
-
-    - `W`: `[..., value, key]`, `q`: `[..., key]`.
-    """
-    return torch.einsum("...vk,...k->...v", W, q)
+from fwlab.ops.linear.sum import read, steps
 
 
 def correct(W: Tensor, k: Tensor, v: Tensor, v_bar: Tensor, beta: Tensor) -> Tensor:
@@ -75,11 +65,6 @@ def normalized_read(W: Tensor, z: Tensor, q: Tensor) -> Tensor:
     return divide(read(W, q), (z * q).sum(-1, keepdim=True))
 
 
-def steps(*sequences: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Walk through `[batch, time, ...]` tensors, one step at a time."""
-    return zip(*(x.unbind(1) for x in sequences), strict=True)
-
-
 def loop(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, W: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -92,8 +77,7 @@ def loop(
 
 
 def normalized_loop(
-    q: Tensor, k: Tensor, v: Tensor, ask: Tensor, beta: Tensor,
-    W: Tensor, z: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, ask: Tensor, beta: Tensor, W: Tensor, z: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     r"""Both readings are means; $z$ sums up the keys:
 

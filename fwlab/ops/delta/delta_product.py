@@ -9,7 +9,6 @@ what a head holds, which one step cannot. Equation numbers are those of [Schlag 
 - `q`: `[batch, time, heads, key]`.
 - `k`: `[batch, time, steps, heads, key]`, `v`: the same with `value`, `beta`: `[batch,
   time, steps, heads]`.
-- `log_decay`: `[batch, time, heads]`.
 - `W`: `[batch, heads, value, key]`.
 """
 
@@ -50,26 +49,13 @@ def loop(
     return torch.stack(y, dim=1), W
 
 
-def fading_loop(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor,
-    W: Tensor,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The same with one decay per token, before its first step."""
-    y = []
-    for q_t, k_t, v_t, b_t, l_t in steps(q, k, v, beta, log_decay):
-        W = l_t.exp()[..., None, None] * W
-        W = product_step(W, k_t, v_t, b_t)
-        y.append(read(W, q_t))  # Eq. 25
-    return torch.stack(y, dim=1), W
-
-
 def spread(x: Tensor, zeros: tuple[int, int]) -> Tensor:
     """Put steps of zeros before and after each token of `[batch, time, ...]`."""
     rest = [0, 0] * (x.dim() - 2)
     return F.pad(x.unsqueeze(2), (*rest, *zeros)).flatten(1, 2)
 
 
-@rule(WITH_KERNELS, loop, fading_loop=fading_loop, corrects=True)
+@rule(WITH_KERNELS, loop, corrects=True)
 def delta_product(
     q: Queries,
     k: Annotated[Tensor, "batch time steps heads key"],

@@ -22,8 +22,7 @@ from fwlab.ops.delta.delta import correct, delta_step, normalized_read, read, st
 
 
 def loop(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor,
-    W: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, W: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     r"""Fade by $d_i = e^{\mathrm{log\_decay}_i}$ first, then correct:
 

@@ -86,9 +86,8 @@ def inverse(A, C: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit(do_not_specialize=["time", "heads", "programs"])
 def prepare(
-    k, decay, gammas, products, beta, X, time, heads, programs,
-    K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr,
-    PRECISION: tl.constexpr,
+    k, decay, gammas, products, beta, X, time, heads, programs, K: tl.constexpr,
+    BK: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute the inverse of (d4) for one chunk.
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from fwlab.ops._operation import Keys, LogDecayPerKey, PerHead, Queries, Values
 from fwlab.ops._rules import Inputs, RuleOptions, factor, rule
 from fwlab.ops.delta import FORMS
-from fwlab.ops.delta.delta import read, steps
+from fwlab.ops.delta.delta import delta_step, read, steps
 
 
 def fade(log_decay: Tensor, W: Tensor) -> Tensor:
@@ -34,27 +34,18 @@ def fade(log_decay: Tensor, W: Tensor) -> Tensor:
     return W * log_decay.exp()[..., None, :]
 
 
-def correct(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
-    r"""The delta rule, on what is left of the memory:
+def loop(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, W: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    r"""Fade, correct what is left of the memory, then read:
 
     $$W_i = \tilde W_i + \beta_i\,\big(v_i - \tilde W_i\,\phi(k_i)\big)
       \otimes \phi(k_i) \tag{n3}$$
-
-    - `W`: `[..., value, key]`, `k`: `[..., key]`, `v`: `[..., value]`, `beta`: `[...]`.
     """
-    u = beta[..., None] * (v - read(W, k))
-    return W + torch.einsum("...v,...k->...vk", u, k)
-
-
-def loop(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor,
-    W: Tensor,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Fade, correct, then read."""
     y = []
     for q_t, k_t, v_t, b_t, l_t in steps(q, k, v, beta, log_decay):
         W = fade(l_t, W)  # (n2)
-        W = correct(W, k_t, v_t, b_t)  # (n3)
+        W = delta_step(W, k_t, v_t, b_t)  # (n3)
         y.append(read(W, q_t))  # Eq. 25
     return torch.stack(y, dim=1), W
 

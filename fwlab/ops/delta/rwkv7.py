@@ -36,8 +36,7 @@ def transition(W: Tensor, a: Tensor, b: Tensor, log_decay: Tensor) -> Tensor:
 
 
 def loop(
-    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor,
-    log_decay: Tensor, W: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, log_decay: Tensor, W: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Move, add a pair, then read."""
     y = []

@@ -11,8 +11,46 @@ from fwlab.ops import _triton
 from fwlab.ops._operation import Kernel, Options
 from fwlab.ops._recurrence import full_precision, is_traced
 from fwlab.ops.feedback import efficient, naive
-from fwlab.ops.feedback.limits import why_not
 from fwlab.ops.feedback.weights import FeedbackWeights
+
+#: The minimum compute capability: the kernels do without tensor cores.
+MINIMUM = (7, 5)
+#: Maximum channels per head, and per token: a program holds whole rows.
+MAX_KEY, MAX_WIDTH = 256, 8192
+
+
+def why_not(
+    x: Tensor | None = None,
+    weights: Any = None,
+    heads: int = 1,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    mask: Tensor | None = None,
+    factors: Tensor | None = None,
+) -> str | None:
+    """Say why the kernels cannot compute a call; None = they can.
+
+    - The arguments of the forms; without any, it is a question about this machine.
+    """
+    if x is None or k is None:
+        return _triton.why_not(minimum=MINIMUM)
+    if reason := _triton.why_not(x.device, {x.dtype}, MINIMUM):
+        return reason
+    if factors is not None:
+        return "the kernels have no dropout"
+    d, features, key = x.shape[-1], weights.positions.shape[-1], k.shape[-1]
+    for name, size, maximum in (
+        ("d", d, MAX_WIDTH),
+        ("key", key, MAX_KEY),
+        ("features", features, MAX_KEY),
+    ):
+        if size > maximum:
+            return f"the kernels take {name} up to {maximum}, got {size}"
+    # An offset among the memories of a head has 32 bits.
+    memories = k.shape[1] + x.shape[1]
+    if memories * max(key, features) >= 2**31:
+        return f"there is no kernel for {memories} memories"
+    return None
 
 
 def load() -> Any:
@@ -93,13 +131,8 @@ def feedback(
     """
     key_mask, state = options["key_mask"], options["state"]
     w = _check(x, weights, heads, factors)
-    (batch, _, d), dtype = x.shape, torch.promote_types(x.dtype, torch.float32)
-    memory = len(w.to_k), heads, d // heads
-    if state is None:
-        k = x.new_zeros(batch, 0, *memory, dtype=dtype)
-        past = FeedbackState(k, k, None)
-    else:
-        past = _check_state(state, batch, memory, x)
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    past = memories(x, state, len(w.to_k), heads)
     if not x.numel():
         parts = [part for part in w if part is not None]
         return operation.empty(x, *parts), past
@@ -116,40 +149,11 @@ def feedback(
     given = wide, w, heads, *past, *factor
     form = options["implementation"]
     compute = operation.choose("feedback", FORMS, form, x, *given)
-    if factor and compute is naive.feedback:
-        compute = _one_by_one
     y, k, v = compute(*given)
     if order is not None:
         y = _take(y, order.argsort(1))
     keep = options["return_state"]
     return y, _pack(k, v, past.mask, key_mask) if keep else None
-
-
-def _one_by_one(
-    x: Tensor, weights: FeedbackWeights, heads: int, k: Tensor,
-    v: Tensor, mask: Tensor | None, factors: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Call the naive version with other weights for every single step.
-
-    A factor multiplies a row of the matrix before it, or a column of the matrix after
-    it: the specification itself needs no dropout.
-    """
-    d, d_ff = weights.contract.shape[1:]
-    sequences = []
-    for b, steps in enumerate(x.split(1)):
-        now_k, now_v, y = k[b : b + 1], v[b : b + 1], []
-        real = None if mask is None else mask[b : b + 1]
-        for t, x_t in enumerate(steps.split(1, 1)):
-            f_z, f_h, f_y = factors[b, t].split([d, d_ff, d], -1)
-            contract = weights.contract * f_h[:, None] * f_y[..., None]
-            to_out = weights.to_out * f_z[..., None]
-            w = weights._replace(to_out=to_out, contract=contract)
-            y_t, now_k, now_v = naive.feedback(x_t, w, heads, now_k, now_v, real)
-            y.append(y_t)
-        sequences.append((torch.cat(y, 1), now_k, now_v))
-    parts = zip(*sequences, strict=True)
-    whole, k, v = (torch.cat(part) for part in parts)
-    return whole, k, v
 
 
 def feedback_attention(
@@ -232,7 +236,8 @@ def _check(x: Tensor, weights: Any, heads: int, factors: Tensor | None) -> Any:
             f"{op}: expected factors of shape {[*factors.shape[:3], wanted]} "
             f"([batch, time, layers, 2 * d + d_ff]), got {[*factors.shape]}"
         )
-    arguments.integers(op, None, heads=heads)
+    if type(heads) is not int:
+        arguments.integers(op, None, heads=heads)
     if heads < 1 or d % heads:
         raise ValueError(
             f"{op}: expected heads to divide the width {d} of x, got heads={heads}"
@@ -247,6 +252,19 @@ def _check(x: Tensor, weights: Any, heads: int, factors: Tensor | None) -> Any:
     return weights
 
 
+def memories(x: Tensor, state: Any, groups: int, heads: int) -> FeedbackState:
+    """Return the memories to begin with; raise unless those of `state` fit `x`."""
+    batch, _, d = x.shape
+    memory = groups, heads, d // heads
+    if state is None:
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        k = x.new_zeros(batch, 0, *memory, dtype=dtype)
+        return FeedbackState(k, k, None)
+    shape = batch, operation.time_of(state, 5), *memory
+    shapes = shape, shape, shape[:2]
+    return operation.check_parts("feedback", state, FeedbackState, shapes, x)
+
+
 def _check_features(op: str, argument: str, features: int) -> None:
     """Raise unless there is a sine and a cosine of each wave."""
     if features < 2 or features % 2:
@@ -254,22 +272,6 @@ def _check_features(op: str, argument: str, features: int) -> None:
             f"{op}: expected {argument} to have an even number of features "
             f"(a sine and a cosine of each wave), got {features}"
         )
-
-
-def _check_state(
-    state: Any, batch: int, memory: tuple[int, ...], like: Tensor
-) -> FeedbackState:
-    """Return the given memories; raise unless they are right."""
-    op = "feedback"
-    operation.check_state(op, state, FeedbackState)
-    past = operation.time_of(state[0], 5)
-    dtype = torch.promote_types(like.dtype, torch.float32)
-    for name, part in zip("kv", state, strict=False):
-        shape = batch, past, *memory
-        operation.check_part(op, f"state.{name}", part, shape, dtype, like)
-    if state[2] is not None:
-        operation.check_mask(op, "state.mask", state[2], like, batch=batch, past=past)
-    return FeedbackState(*state)
 
 
 def _take(x: Tensor, order: Tensor) -> Tensor:

@@ -12,32 +12,33 @@ this loop. This version differs from the naive loop in three ways:
    are collected for a block of steps and added in one product, and so are the gradients
    of all weights.
 
-**Positions without shifts.** In a block of queries each row has its own distances. But
-the sine and cosine of a difference are sums of products, so that $s(t - j)$ is a linear
-map of $s(j)$, and the score of Eq. f4 becomes an ordinary product with a table of
-*absolute* positions:
+The scales of the norms, the factor $1/\sqrt{d_{\text{key}}}$ and $P$ are multiplied into
+the adjacent matrices before the loop starts. Buffers begin with the dimensions layer and
+time, so that one step of a layer is a contiguous `[batch, d]`, and all steps of a layer
+are the rows of one matrix.
 
-$$q \cdot P s(t - j) = u \cdot s(t - j) = (R_t u) \cdot s(j),
-  \qquad u = P^\top q \tag{g1}$$
-$$R_t \begin{bmatrix} a \\ b \end{bmatrix} = \begin{bmatrix}
-  b \sin\omega t - a \cos\omega t \\
-  a \sin\omega t + b \cos\omega t \end{bmatrix} \tag{g2}$$
+**Backward**, from the last step to the first, and from the top layer down. Let $p_{tj}$
+be the attention weights of one head and layer, $dz_t$ the gradient of the attention's
+result, and $u = P^\top q$. Then
 
-where the halves $a$ and $b$ of $u$ belong to the sines and cosines. $R_t$ is symmetric
-and its own inverse: $R_t R_t = I$.
+$$da_{tj} = p_{tj}\,(dz_t \cdot v_j - dz_t \cdot z_t) \tag{g3}$$
+$$dv_j = \sum_{t>j} p_{tj}\, dz_t, \qquad
+  dk_j = \sum_{t>j} da_{tj}\, q_t \tag{g4}$$
+$$dq_t = \sum_{j<t} da_{tj}\, k_j, \qquad
+  du_t = \sum_{j<t} da_{tj}\, s(t - j) \tag{g5}$$
 
-**Weights.** The scales of the norms, the factor $1/\sqrt{d_{\text{key}}}$ and $P$ are
-multiplied into the adjacent matrices before the loop starts.
-
-**Dropout.** Its factors multiply what the attention adds to a state, the result of
-GELU, and what the MLP adds. Both passes get the same ones.
+When the loop arrives at memory $j$, all later steps are done, so all terms of (g4) are
+known. Those of the same block are summed for each memory, those of later blocks in one
+product per block.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fwlab.ops._recurrence import Recurrence
 from fwlab.ops.feedback.weights import EPS, FeedbackWeights
@@ -48,458 +49,428 @@ BLOCK = 32
 #: Steps from which transposing the weights pays.
 MANY = 8
 
-#: What belongs to one layer or step: see `_each`.
+#: What belongs to one layer or step: a row of several tensors, unbound once, since each
+#: index is a call of an operator.
 Rows = tuple[Tensor, ...]
 
 
-def rotate(u: Tensor, table: Tensor) -> Tensor:
-    r"""$R_t u$ of (g2) for every step $t$; its own inverse.
+class Stack(NamedTuple):
+    r"""Hold what both loops take, with the scales of norms in the matrices.
 
-    - `u`: `[..., time, features]`, `table`: $s(t)$, `[time, features]`.
+    - `x`: `[batch, time, d]`.
+    - `past`: `[2, groups, batch, heads, past, key]`, keys and values of earlier calls;
+      `hidden`: `bool [batch * heads, 1, past]`, or None.
+    - `alpha`: $\mathrm{softmax}(w)$.
+    - `to_q`: `[layers, heads, key, d]`; `to_kv`: `[2 * groups * d, d]`.
+    - `f_z`, `f_h`, `f_y`: factors of dropout, `[layers, time, batch, width]`, for what
+      the attention adds to a state, for the result of GELU, and for what the MLP adds;
+      None = 1.
     """
-    (a, b), (sin, cos) = u.chunk(2, -1), table.chunk(2, -1)
-    return torch.cat([b * sin - a * cos, a * sin + b * cos], -1)  # (g2)
+
+    x: Tensor
+    past: Tensor
+    hidden: Tensor | None
+    alpha: Tensor
+    to_q: Tensor
+    positions: Tensor
+    to_kv: Tensor
+    to_out: Tensor
+    expand: Tensor
+    contract: Tensor
+    f_z: Tensor | None
+    f_h: Tensor | None
+    f_y: Tensor | None
 
 
-def _norm(x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+class Terms(NamedTuple):
+    """Hold what the backward pass computes again, and the gradients of every step.
+
+    - `states`, `attended`: what was kept; `kv`: keys and values of all memories.
+    - `normed`, `normed_mlp`, `m`: results of norms; `of_x`, `of_middle`, `of_m`: what
+      their backward passes need. Without a norm of the memory, `of_m` is None.
+    - `h`: results of GELU; `waves`: $s$ of all distances, the largest first.
+    - `vectors`: those of (g4), $q$ and $dz$: `[2, layers, batch * heads, time, key]`.
+    - `dx`, `d_middle`, `dh`, `d_qu`, `d_m`, `d_new`, `dkv`: the gradients of states,
+      before and in the MLP, of queries with $u$, of memories, of their keys and values
+      from other blocks, and of all keys and values. The loop fills them; the gradients
+      of the weights are products with them.
+    """
+
+    states: Tensor
+    attended: Tensor
+    kv: Tensor
+    normed: Tensor
+    of_x: Rows
+    normed_mlp: Tensor
+    of_middle: Rows
+    m: Tensor
+    of_m: Any
+    h: Tensor
+    vectors: Tensor
+    waves: Tensor
+    dx: Tensor
+    d_middle: Tensor
+    dh: Tensor
+    d_qu: Tensor
+    d_m: Tensor
+    d_new: Tensor
+    dkv: Tensor
+
+
+def forward(given: Any, keep: bool, normalize: bool) -> Any:
+    """Compute all steps; return `y` and all keys and values, and what is to be kept.
+
+    - `normalize`: whether a memory is normalised.
+    """
+    x = Stack(*given)
+    (batch, time, d), (layers, past) = x.x.shape, (len(x.to_q), x.past.shape[4])
+    turned, kv, r = prepare(x)
+    cache = kv.flatten(2, 3)
+    states = kv.new_empty(layers + 1, time if keep else 1, batch, d)
+    attended = kv.new_empty(layers, *states.shape[1:])
+    y = kv.new_empty(batch, time, d)
+    for t, (x_t, y_t) in enumerate(zip(x.x.unbind(1), y.unbind(1), strict=True)):
+        now, n = t if keep else 0, past + t
+        seen = [*zip(*cache[..., :n, :], strict=True)]
+        attend_now = partial(attend, seen, r[-n - 1 : -1].T, x.hidden)
+        states[0, now] = x_t
+        new = step(
+            x, turned, states[:, now], attended[:, now], t, normalize, attend_now
+        )
+        y_t.copy_(states[-1, now])
+        kv[..., n, :] = new
+    return (y, kv), ((states, attended) if keep else ())
+
+
+def prepare(x: Stack) -> tuple[Any, Tensor, Tensor]:
+    """Return what the forward loop starts with.
+
+    - Returns the transposed weights, of memories and of each layer; keys and values, with
+      room for those of all steps; and the keys of all distances (Eq. f4).
+    """
+    turned = [x.to_kv, x.to_q.flatten(1, 2), x.to_out, x.expand, x.contract]
+    turned = [W.mT for W in turned]
+    if x.x.shape[1] > MANY:  # products take up to half the time
+        turned = [W.contiguous() for W in turned]
+    *sizes, past, key = x.past.shape
+    kv = x.x.new_empty(*sizes, past + x.x.shape[1], key)
+    kv[..., :past, :] = x.past
+    r = make_waves(kv.shape[-2], x.positions) @ x.positions.T
+    return (turned[0], [*zip(*turned[1:], strict=True)]), kv, r
+
+
+def step(
+    x: Stack, turned: tuple[Tensor, list[Rows]], states: Tensor, attended: Tensor, t: int,
+    normalize: bool, attend: Callable[[int, Tensor, Tensor], None],
+) -> Tensor:  # fmt: skip
+    """Compute all layers of step `t`, from its input in `states[0]`.
+
+    - `states`: `[layers + 1, batch, d]`, `attended`: the same without the last.
+    - `attend(l, q, z)`: computes `z` of layer `l`.
+    - Returns keys and values of its memory, `[2, groups, batch, heads, key]`.
+    """
+    to_kv, weights = turned
+    layers = zip(states[:-1], states[1:], attended, weights, strict=True)
+    for l, (x_l, above, z, (to_q, to_out, expand, contract)) in enumerate(layers):
+        attend(l, torch.mm(norm(x_l)[0], to_q), z)
+        x_l = add(x_l, z, to_out, x.f_z, l, t)  # Eq. f6
+        h = F.gelu(torch.mm(norm(x_l)[0], expand))
+        h = h if x.f_h is None else h * x.f_h[l, t]
+        add(x_l, h, contract, x.f_y, l, t, out=above)  # Eq. f7
+    m = torch.mv(states.flatten(1).T, x.alpha).view(x_l.shape)  # Eq. f1
+    new = torch.mm(norm(m)[0] if normalize else m, to_kv)  # Eq. f2
+    _, groups, batch, heads, _, key = x.past.shape
+    return new.view(batch, 2, groups, heads, key).permute(1, 2, 0, 3, 4)
+
+
+def attend(
+    seen: list[Rows], r: Tensor, hidden: Tensor | None, l: int, q: Tensor, z: Tensor
+) -> None:
+    """Compute Eqs. f4 and f5.
+
+    - `seen`: keys and values by group, `[batch * heads, memories, key]`.
+    - `r`: the keys of their distances, `[key, memories]`.
+    - `q`, `z`: `[batch, d]`.
+    """
+    k, v = seen[l % len(seen)]
+    if k.shape[1] == 0:
+        z.zero_()  # nothing to attend to
+        return
+    q = q.view(len(k), -1)
+    a = torch.mm(q, r).unsqueeze(1)
+    a.baddbmm_(q.unsqueeze(1), k.mT)  # Eq. f4
+    p = torch.softmax(a, -1) if hidden is None else masked_softmax(a, hidden)
+    torch.bmm(p, v, out=z.view(len(k), 1, -1))  # Eq. f5
+
+
+def backward(
+    given: Any, kept: Any, gradients: Any, needed: Any, normalize: bool
+) -> Any:
+    """Go through blocks of steps, the last one first."""
+    x = Stack(*given)
+    b = recompute(x, kept, gradients, normalize)
+    past, (layers, time) = x.past.shape[4], b.attended.shape[:2]
+    rows, key = b.vectors.shape[2::2]
+    rooms = (
+        *(b.dx[1:], b.dh, b.d_middle, b.dx[:-1]),
+        b.attended.view(layers, time, rows, 1, key),
+        b.vectors[1].transpose(1, 2).unsqueeze(3),
+        *(b.d_qu.flatten(3), b.d_qu.view(layers, time, rows, -1)),
+    )
+    steps, norms = (
+        [[*zip(*part, strict=True)] for part in zip(*parts, strict=True)]
+        for parts in (rooms, (*b.of_middle, *b.of_x))
+    )
+    weights = [*zip(x.contract, x.expand, x.to_out, queries_and_u(x), strict=True)]
+    # A row times them is faster this way.
+    keys, values = b.kv[0].flatten(1, 2), b.kv[1].flatten(1, 2).mT.contiguous()
+    for start in reversed(range(0, time, BLOCK)):
+        stop = min(start + BLOCK, time)
+        pairs, old = attention_weights(x, b, start, stop), past + start
+        later = b.dkv[..., old : past + stop, :]
+        b.d_new[start:stop] = later.permute(4, 2, 0, 1, 3, 5)
+        for t in reversed(range(start, stop)):
+            n, i = past + t, t - start
+            memory(x, b, t, pairs[:, :, :, i + 1 :, n])
+            seen = [*zip(keys[:, :, :n], values[..., :n], strict=True)]
+            row = [*zip(*pairs[..., i : i + 1, :n], strict=True)]
+            waves = b.waves[-n - 1 : -1]
+            for l in reversed(range(layers)):
+                layer(
+                    x, l, t, weights[l], steps[l][t], norms[l][t], seen[l % len(seen)],
+                    row[l], waves, old if l == 0 else 0,
+                )  # fmt: skip
+        older(b, start, stop, *pairs)
+    return finish(x, b)
+
+
+def recompute(x: Stack, kept: Any, gradients: Any, normalize: bool) -> Terms:
+    """Compute again what was not saved, for all steps at once."""
+    (states, attended, *_, kv), (dy, dkv) = kept, gradients
+    layers, time, batch, d = attended.shape
+    _, groups, _, heads, n, key = kv.shape
+    flat = layers, time * batch, -1
+    normed, of_x = norm(states[:-1])
+    q = torch.bmm(normed.view(flat), x.to_q.flatten(1, 2).mT)
+    q = q.view(layers, time, batch, heads, key)
+    added = torch.bmm(attended.view(flat), x.to_out.mT).view(attended.shape)
+    middle = states[:-1] + drop(added, x.f_z)
+    normed_mlp, of_middle = norm(middle)
+    h = torch.bmm(normed_mlp.view(flat), x.expand.mT).view(layers, time, batch, -1)
+    dh = torch.ops.aten.gelu_backward(torch.ones_like(h), h)
+    h, dh = drop(F.gelu(h), x.f_h), drop(dh, x.f_h)
+    m, of_m = torch.mv(states.flatten(1).T, x.alpha).view(time, batch, d), None
+    if normalize:
+        m, of_m = norm(m)
+    vectors = kv.new_empty(2, layers, batch, heads, time, key)
+    vectors[0] = q.permute(0, 2, 3, 1, 4)
+    dx = torch.zeros_like(states)
+    if dy is not None:
+        dx[-1] = dy.transpose(0, 1)
+    dkv = torch.zeros_like(kv) if dkv is None else dkv
+    features = x.positions.shape[1]
+    return Terms(
+        states, attended, kv, normed, of_x, normed_mlp, of_middle, m, of_m, h,
+        vectors.flatten(2, 3), make_waves(n, x.positions), dx, torch.empty_like(middle),
+        dh, kv.new_zeros(layers, time, batch, heads, key + features), torch.empty_like(m),
+        kv.new_empty(time, batch, 2, groups, heads, key),
+        dkv.clone(memory_format=torch.contiguous_format),
+    )  # fmt: skip
+
+
+def finish(x: Stack, b: Terms) -> tuple[Tensor | None, ...]:
+    """Return the gradients of a `Stack`, from those of every step."""
+    _, time, batch, d = b.attended.shape
+    heads, key = x.to_q.shape[1:3]
+    d_qu, dh, normed = (
+        part.flatten(1, 2) for part in (b.d_qu.flatten(3), b.dh, b.normed)
+    )
+    dn = torch.mm(d_qu[0], queries_and_u(x)[0]).view(time, batch, d)
+    b.dx[0] += norm_backward(dn, *(part[0] for part in b.of_x))
+    d_to_qu = torch.bmm(d_qu.mT, normed).unflatten(1, (heads, -1))
+    d_to_q, d_to_u = d_to_qu.tensor_split([key], 2)
+    d_middle, d_mlp = drop(b.d_middle, x.f_z), drop(b.dx[1:], x.f_y)
+    return (
+        b.dx[0].transpose(0, 1),
+        b.dkv[..., : x.past.shape[4], :],
+        None,
+        torch.mv(b.states.flatten(1), b.d_m.flatten()),
+        d_to_q + torch.einsum("kf,lhfd->lhkd", x.positions, d_to_u),
+        torch.einsum("lhkd,lhfd->kf", x.to_q, d_to_u),
+        b.d_new.view(time * batch, -1).T @ b.m.flatten(0, 1),
+        torch.bmm(d_middle.flatten(1, 2).mT, b.attended.flatten(1, 2)),
+        torch.bmm(dh.mT, b.normed_mlp.flatten(1, 2)),
+        torch.bmm(d_mlp.flatten(1, 2).mT, b.h.flatten(1, 2)),
+        *[None] * 3,
+    )
+
+
+def drop(x: Tensor, factors: Tensor | None, *at: int) -> Tensor:
+    """Multiply by the factors of dropout, if there are any."""
+    return x if factors is None else x * factors[at]
+
+
+def attention_weights(x: Stack, b: Terms, start: int, stop: int) -> Tensor:
+    """Return zeros for $da$, and the weights $p$ of a block of queries.
+
+    - Returns `[2, layers, batch * heads, steps, memories]`.
+    """
+    old, n, steps = x.past.shape[4] + start, x.past.shape[4] + stop, stop - start
+    q, waves = b.vectors[0, :, :, start:stop], b.waves[-n - 1 :]
+    pairs = q.new_zeros(2, *q.shape[:2], steps, n)
+    r = waves @ x.positions.T
+    hidden = q.new_ones(steps, n, dtype=torch.bool).triu(old)
+    if x.hidden is not None:
+        hidden = hidden | F.pad(x.hidden, (0, n - x.hidden.shape[2]))
+    keys = b.kv[0].flatten(1, 2)
+    for l, p in enumerate(pairs[1]):
+        # By distance, [rows, steps, n + 1]; each query is one step further.
+        a = by_memory(q[l] @ r.T, old)
+        a = torch.baddbmm(a, q[l], keys[l % len(keys), :, :n].mT)  # Eq. f4
+        p.copy_(masked_softmax(a, hidden))
+    return pairs
+
+
+def by_memory(x: Tensor, old: int) -> Tensor:
+    """View pairs of queries and distances as pairs of queries and memories.
+
+    - `x`: `[rows, steps, n + 1]`, by the distances n to 0. The first query is `old`
+      steps behind the first memory, and each query one step further.
+    - Returns `[rows, steps, n]`.
+    """
+    rows, steps, size = x.shape
+    n = size - 1
+    return x.as_strided((rows, steps, n), (steps * size, n, 1), n - old)
+
+
+def memory(x: Stack, b: Terms, t: int, later: Tensor) -> None:
+    """Go back through Eqs. f2 and f1, from keys and values to states.
+
+    - `later`: the pairs of this memory with later steps of the block, `[2, layers, batch
+      * heads, steps]`.
+    """
+    new, steps = b.d_new[t], later.shape[-1]
+    if steps:
+        pulled = torch.bmm(
+            later.flatten(0, 2).unsqueeze(1).contiguous(),
+            b.vectors.flatten(0, 2)[:, t + 1 : t + 1 + steps],
+        )  # (g4)
+        pulled = pulled.view(2, len(later[0]), len(new), -1, pulled.shape[-1])
+        if pulled.shape[1] > new.shape[2]:  # all layers share a projection
+            pulled = pulled.sum(1, keepdim=True)
+        new += pulled.permute(2, 0, 1, 3, 4)
+    dm = torch.mm(new.view(len(new), -1), x.to_kv)
+    if b.of_m is not None:
+        dm = norm_backward(dm, *(part[t] for part in b.of_m))
+    b.d_m[t] = dm
+    b.dx[:, t].addcmul_(x.alpha.view(-1, 1, 1), dm)
+
+
+def layer(
+    x: Stack, l: int, t: int, weights: Rows, step: Rows, norms: Rows, seen: Rows,
+    pairs: Rows, waves: Tensor, first: int,
+) -> None:  # fmt: skip
+    """Go back through Eqs. f7 to f4, from a state to the one below.
+
+    The query of the lowest layer depends on $x$ alone, so no earlier step needs its
+    gradient: (g3) is computed only for the keys of the block, from `first` on.
+
+    - `weights`, `step`, `norms`: what belongs to this layer, and to this step: room for
+      gradients, and what norms have saved.
+    - `seen`: keys and values before it; `pairs`: $da$ and $p$; `waves`: those of their
+      distances.
+    """
+    contract, expand, to_out, to_qu = weights
+    up, dh, below, dx, z, dz_t, d_qu, d_heads = step
+    dh.mul_(torch.mm(drop(up, x.f_y, l, t), contract))
+    dn = torch.mm(dh, expand)
+    torch.add(up, norm_backward(dn, *norms[:3]), out=below)
+    dx.add_(below)
+    dz = torch.mm(drop(below, x.f_z, l, t), to_out).view(z.shape)
+    dz_t.copy_(dz)
+
+    (K, V), (da, p) = seen, pairs
+    if first:
+        V, da, p = V[..., first:], da[..., first:], p[..., first:]
+    if V.shape[-1] == 0:
+        return
+    D = (dz * z).sum(-1, keepdim=True)
+    dp = torch.baddbmm(D, dz, V, beta=-1)
+    torch.mul(p, dp, out=da)  # (g3)
+    if l == 0:
+        return
+    dq, du = torch.bmm(da, K).squeeze(1), torch.mm(da.squeeze(1), waves)  # (g5)
+    torch.cat([dq, du], 1, out=d_heads)
+    dn = torch.mm(d_qu, to_qu)
+    dx.add_(norm_backward(dn, *norms[3:]))
+
+
+def older(b: Terms, start: int, stop: int, da: Tensor, p: Tensor) -> None:
+    """Add the gradients of a block for the memories before it."""
+    n, steps = p.shape[-1], slice(start, stop)
+    old = n - (stop - start)
+    K, V = b.kv.flatten(2, 3)
+    q, dz = b.vectors[:, :, :, steps]
+    # The lowest layer: (g3) for older keys, and its queries.
+    z = b.attended[0, steps].view(stop - start, len(dz[0]), -1).transpose(0, 1)
+    D = (dz[0] * z).sum(-1, keepdim=True)
+    dp = torch.bmm(dz[0], V[0, :, :old].mT) - D
+    da[0, ..., :old] = p[0, ..., :old] * dp  # (g3)
+    by_distance = da.new_zeros(*da[0].shape[:2], n + 1)
+    by_memory(by_distance, old).copy_(da[0])
+    dq, du = torch.bmm(da[0], K[0, :, :n]), by_distance @ b.waves[-n - 1 :]  # (g5)
+    d_qu = torch.cat([dq, du], -1).unflatten(0, b.d_qu.shape[2:4])
+    b.d_qu[0, steps] = d_qu.permute(2, 0, 1, 3)
+    for d_part, pairs, vectors in zip(b.dkv, (da, p), (q, dz), strict=True):
+        d_part = d_part.flatten(1, 2)
+        for l, x in enumerate(vectors):
+            sums = d_part[l % len(d_part), :, :old]
+            sums += torch.bmm(pairs[l, ..., :old].mT, x)  # (g4)
+
+
+def norm(x: Tensor) -> tuple[Tensor, Rows]:
     """Return a layer norm without a scale, and what its backward pass needs."""
     y, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], None, None, EPS)
     return y, (x, mean, rstd)
 
 
-def _norm_backward(dy: Tensor, x: Tensor, *saved: Tensor) -> Tensor:
-    """Return the gradient of `x`, from what `_norm` returned."""
+def norm_backward(dy: Tensor, x: Tensor, *saved: Tensor) -> Tensor:
+    """Return the gradient of `x`, from what `norm` returned."""
     return torch.ops.aten.native_layer_norm_backward(
         dy, x, x.shape[-1:], *saved, None, None, [True, False, False]
     )[0]
 
 
-class Forward:
-    r"""Compute Eqs. f1 to f7, without gradients.
-
-    Buffers begin with the dimensions layer and time, so that one step of a layer is a
-    contiguous `[batch, d]`, and all steps of a layer are the rows of one matrix.
-    """
-
-    lse: Tensor | None = None
-
-    def __init__(
-        self, x: Tensor, past: Tensor, hidden: Tensor | None,
-        alpha: Tensor, to_q: Tensor, positions: Tensor, to_kv: Tensor,
-        to_out: Tensor, expand: Tensor, contract: Tensor,
-        factors: Tensor | None, normalize: bool, keep: bool,
-    ):  # fmt: skip
-        r"""
-        - `x`: `[batch, time, d]`.
-        - `past`: `[2, groups, batch, heads, past, key]`, keys and values of earlier
-          calls; `hidden`: `bool [batch * heads, 1, past]`.
-        - `alpha`: $\mathrm{softmax}(w)$.
-        - `to_q`: `[layers, heads, key, d]`.
-        - `to_kv`: `[2 * groups * d, d]`.
-        - `factors`: `[layers, time, batch, 2 * d + d_ff]`; None = 1.
-        - `normalize`: whether a memory is normalised.
-        - `keep`: whether a backward pass may follow.
-        """
-        _, groups, batch, heads, self.past, key = past.shape
-        rows, n = batch * heads, self.past + x.shape[1]
-        self.x, self.layers, self.normalize = x, len(to_out), normalize
-        self.keep, self.alpha = keep, alpha
-        d, d_ff = contract.shape[1:]
-        self.factors = None if factors is None else factors.split([d, d_ff, d], -1)
-        turned = [W.mT for W in (to_kv, to_q.flatten(1, 2), to_out, expand, contract)]
-        if x.shape[1] > MANY:  # products take up to half the time
-            turned = [W.contiguous() for W in turned]
-        self.to_kv, *parts = turned
-        self.weights = _each(*parts)
-        self.group_of = range(groups) if groups > 1 else [0] * len(to_q)
-        self.kv_split = x.new_empty(2, groups, batch, heads, n, key)
-        self.kv_split[..., : self.past, :] = past
-        self.kv = self.kv_split.view(2, groups, rows, n, key)
-        back = _table(range(n, 0, -1), positions)
-        self.r = back @ positions.T  # Eq. f4
-        self.hidden = hidden
-
-    def run(self) -> Tensor:
-        """Compute all steps; returns `y`."""
-        batch, time, d = self.x.shape
-        kept = time if self.keep else 1
-        self.states = self.x.new_empty(self.layers + 1, kept, batch, d)
-        self.attended = self.x.new_empty(self.layers, kept, batch, d)
-        y = self.x.new_empty(batch, time, d)
-        steps = _each(self.x.transpose(0, 1), y.transpose(0, 1))
-        for t, (x_t, y_t) in enumerate(steps):
-            index, n = t if self.keep else 0, self.past + t
-            seen = _each(*self.kv[..., :n, :])
-            self.states[0, index] = x_t
-            new = self.step(index, t, seen, self.r[len(self.r) - n :].T)
-            y_t.copy_(self.states[-1, index])
-            self.kv_split[..., n, :] = new
-        return y
-
-    def step(self, index: int, t: int, seen: Sequence[Rows], r: Tensor) -> Tensor:
-        """Compute all layers, for the input of step `t` in `states[0, index]`.
-
-        - `seen`: keys and values before it, by group; `r`: the keys of their distances,
-          `[key, memories]`.
-
-        Returns keys and values of the memory of this step, `[2, groups, batch, heads,
-        key]`.
-        """
-        states = self.states[:, index]
-        layers = _each(states[:-1], states[1:], self.attended[:, index])
-        for l, (x_l, above, z) in enumerate(layers):
-            to_q, to_out, expand, contract = self.weights[l]
-            q = torch.mm(_norm(x_l)[0], to_q)
-            self.attend(l, q, z, seen, r)
-            f_z = f_h = f_y = None
-            if self.factors is not None:
-                f_z, f_h, f_y = (f[l, t] for f in self.factors)
-            x_l = _add(x_l, z, to_out, f_z)  # Eq. f6
-            h = torch.mm(_norm(x_l)[0], expand)
-            h = torch.nn.functional.gelu(h)
-            h = h if f_h is None else h * f_h
-            _add(x_l, h, contract, f_y, out=above)  # Eq. f7
-        m = torch.mv(states.flatten(1).T, self.alpha)  # Eq. f1
-        m = m.view(x_l.shape)
-        m = _norm(m)[0] if self.normalize else m
-        new = torch.mm(m, self.to_kv)  # Eq. f2
-        _, groups, batch, heads, _, key = self.kv_split.shape
-        new = new.view(batch, 2, groups, heads, key)
-        return new.permute(1, 2, 0, 3, 4)
-
-    def attend(
-        self, l: int, q: Tensor, z: Tensor, seen: Sequence[Rows], r: Tensor
-    ) -> None:
-        """Compute Eqs. f4 and f5; `q` and `z`: `[batch, d]`."""
-        K, V = seen[self.group_of[l]]
-        if K.shape[1] == 0:
-            z.zero_()  # nothing to attend to
-            return
-        q = q.view(len(K), -1)
-        a = torch.mm(q, r).unsqueeze(1)
-        a.baddbmm_(q.unsqueeze(1), K.mT)  # Eq. f4
-        a = _softmax(a, self.hidden)
-        torch.bmm(a, V, out=z.view(len(K), 1, -1))  # Eq. f5
-
-
-class Backward:
-    r"""Go from the last step to the first, and from the top layer down.
-
-    Let $p_{tj}$ be the attention weights of one head and layer, and $dz_t$ the gradient
-    of the attention's result. Then
-
-    $$da_{tj} = p_{tj}\,(dz_t \cdot v_j - dz_t \cdot z_t) \tag{g3}$$
-    $$dv_j = \sum_{t>j} p_{tj}\, dz_t, \qquad
-      dk_j = \sum_{t>j} da_{tj}\, q_t \tag{g4}$$
-    $$dq_t = \sum_{j<t} da_{tj}\, k_j, \qquad
-      du_t = \sum_{j<t} da_{tj}\, s(t - j) \tag{g5}$$
-
-    When the loop arrives at memory $j$, all later steps are done, so all terms of (g4)
-    are known. Those of the same block are summed for each memory, those of later blocks
-    in one product per block.
-    """
-
-    m_norm: tuple[Tensor, Tensor, Tensor] | None
-
-    def __init__(self, x: Any, kept: Any, gradients: Any, needed: Any, normalize: bool):
-        """Recompute what was not saved, for all steps at once."""
-        (_, _, hidden, alpha, to_q, positions, to_kv, to_out, expand, contract,
-         factors) = x  # fmt: skip
-        states, attended, *lse, kv = kept
-        self.lse: Any = lse[0] if lse else None  # kernels have one
-        dy, dkv = gradients
-        self.states, self.attended, self.kv = states, attended, kv
-        self.to_kv, self.to_out = to_kv, to_out
-        self.expand, self.contract = expand, contract
-        self.to_q, self.positions = to_q, positions
-        self.alpha = alpha.view(-1, 1, 1)
-        layers, time, batch, d = attended.shape
-        _, groups, rows, n, key = kv.shape
-        heads = rows // batch
-        self.hidden = hidden
-        self.past, self.split = n - time, (batch, heads)
-        self.to_past = needed[1]
-        self.group_of = range(layers) if groups > 1 else [0] * layers
-        self.flat = (layers, time * batch, -1)
-
-        x = states[:-1]
-        self.to_qu = _with_positions(to_q, positions)
-        self.normed, self.x_norm = _norm(x)
-        q = torch.bmm(self.normed.view(self.flat), to_q.flatten(1, 2).mT)
-        q = q.view(layers, time, batch, heads, key)
-        d_ff = contract.shape[2]
-        self.factors = None if factors is None else factors.split([d, d_ff, d], -1)
-        added = (attended.view(self.flat), to_out.mT)
-        if self.factors is None:
-            middle = torch.baddbmm(x.reshape(self.flat), *added)
-            middle = middle.view(attended.shape)
-        else:
-            middle = torch.bmm(*added).view(attended.shape)
-            middle = torch.addcmul(x, self.factors[0], middle)
-        self.normed_mlp, self.middle_norm = _norm(middle)
-        h = torch.bmm(self.normed_mlp.view(self.flat), expand.mT)
-        self.h = torch.nn.functional.gelu(h)
-        m = torch.mv(states.flatten(1).T, alpha).view(time, batch, d)
-        self.m, self.m_norm = m, None
-        if normalize:
-            self.m, self.m_norm = _norm(m)
-        self.table = _table(range(n), positions)
-        self.back = _table(range(n, 0, -1), positions)
-
-        # The vectors of (g4), q and dz, side by side.
-        vectors = kv.new_empty(2, layers, batch, heads, time, key)
-        self.q, self.dz = vectors.view(2, layers, rows, time, key)
-        vectors[0] = q.permute(0, 2, 3, 1, 4)
-        self.vectors = vectors.flatten(0, 3)
-
-        # The gradients of every step. At the end, the gradients of the weights are
-        # products with them.
-        self.dx = torch.zeros_like(states)
-        if dy is not None:
-            self.dx[-1] = dy.transpose(0, 1)
-        self.d_middle = torch.empty_like(middle)
-        self.dh = _gelu_slope_(h).view(layers, time, batch, -1)
-        if self.factors is not None:
-            self.h *= self.factors[1].reshape(self.h.shape)
-            self.dh *= self.factors[1]
-        self.d_qu = q.new_zeros(*q.shape[:-1], key + positions.shape[1])
-        self.d_m = torch.empty_like(m)
-        self.d_new = m.new_empty(time, batch, 2, groups, heads, key)
-        self.dkv = (
-            torch.zeros_like(kv)
-            if dkv is None
-            else dkv.clone(memory_format=torch.contiguous_format)
-        )
-        self.dkv_split = self.dkv.unflatten(2, self.split)
-
-    def run(self) -> tuple[Tensor | None, ...]:
-        """Run the loop, and then compute the gradients that no step needs."""
-        self.loop()
-        _, time, batch, d = self.attended.shape
-        flat = self.flat
-        dn = torch.mm(self.d_qu[0].view(flat[1:]), self.to_qu[0])
-        self.dx[0] += _norm_backward(
-            dn.view(time, batch, d), *(p[0] for p in self.x_norm)
-        )
-        d_to_qu = torch.bmm(self.d_qu.view(flat).mT, self.normed.view(flat))
-        d_to_qu = d_to_qu.view(*self.to_q.shape[:2], -1, d)
-        key = self.to_q.shape[2]
-        d_to_q, d_to_u = d_to_qu.tensor_split([key], 2)
-        d_to_kv = self.d_new.view(flat[1:]).T @ self.m.view(flat[1:])
-        return (
-            self.dx[0].transpose(0, 1),
-            self.dkv_split[..., : self.past, :],
-            None,
-            torch.mv(self.states.flatten(1), self.d_m.flatten()),
-            d_to_q + torch.einsum("kf,lhfd->lhkd", self.positions, d_to_u),
-            torch.einsum("lhkd,lhfd->kf", self.to_q, d_to_u),
-            d_to_kv,
-            torch.bmm(
-                self.dropped(0, self.d_middle).reshape(flat).mT,
-                self.attended.view(flat),
-            ),
-            torch.bmm(self.dh.view(flat).mT, self.normed_mlp.view(flat)),
-            torch.bmm(self.dropped(2, self.dx[1:]).reshape(flat).mT, self.h),
-            None,
-        )
-
-    def dropped(self, which: int, dx: Tensor, *at: int) -> Tensor:
-        """Multiply a gradient by the factors of dropout, if there are any."""
-        if self.factors is None:
-            return dx
-        return dx * self.factors[which][at]
-
-    def loop(self) -> None:
-        """Go through blocks of steps, the last one first."""
-        layers, time = self.attended.shape[:2]
-        weights = _each(self.contract, self.expand, self.to_out, self.to_qu)
-        rows, key = self.q.shape[1::2]
-        by_head = (layers, time, rows, 1, key)
-        rooms = (
-            self.dx[1:], self.dh, self.d_middle, self.dx[:-1],
-            self.attended.view(by_head),
-            self.dz.transpose(1, 2).unsqueeze(3),
-            self.d_qu.flatten(3),
-            self.d_qu.view(layers, time, rows, -1),
-        )  # fmt: skip
-        steps = [_each(*room) for room in _each(*rooms)]
-        norms = [_each(*part) for part in _each(*self.middle_norm, *self.x_norm)]
-        # A row times them is faster this way.
-        keys, values = self.kv[0], self.kv[1].mT.contiguous()
-        for start in reversed(range(0, time, BLOCK)):
-            stop = min(start + BLOCK, time)
-            pairs = self.attention_weights(start, stop)
-            old = self.past + start
-            later = self.dkv_split[..., old : self.past + stop, :]
-            self.d_new[start:stop] = later.permute(4, 2, 0, 1, 3, 5)
-            for t in reversed(range(start, stop)):
-                n, i = self.past + t, t - start
-                self.memory(t, pairs[:, :, :, i + 1 :, n])
-                seen = _each(keys[:, :, :n], values[..., :n])
-                row = _each(*pairs[..., i : i + 1, :n])
-                back = self.back[len(self.back) - n :]
-                for l in reversed(range(layers)):
-                    self.layer(
-                        l, t, weights[l], steps[l][t], norms[l][t],
-                        seen[self.group_of[l]], row[l], back,
-                        old if l == 0 else 0,
-                    )  # fmt: skip
-            self.older(start, stop, *pairs)
-
-    def attention_weights(self, start: int, stop: int) -> Tensor:
-        """Return zeros for $da$, and the weights $p$ of a block of queries.
-
-        - Returns `[2, layers, batch * heads, steps, memories]`.
-        """
-        old, n = self.past + start, self.past + stop
-        shape = (2, *self.q.shape[:2], stop - start, n)
-        pairs = self.kv.new_zeros(shape)
-        q, p = self.q[:, :, start:stop], pairs[1]
-        u = rotate(q @ self.positions, self.table[old:n])
-        torch.matmul(u, self.table[:n].T, out=p)  # (g1)
-        for l, group in enumerate(self.group_of):
-            K = self.kv[0, group, :, :n]
-            p[l].baddbmm_(q[l], K.mT)  # Eq. f4
-            p[l] = _causal_softmax(p[l], old, self.hidden)
-        return pairs
-
-    def memory(self, t: int, later: Tensor) -> None:
-        """Go back through Eqs. f2 and f1, from keys and values to states.
-
-        - `later`: the pairs of this memory with later steps of the block, `[2, layers,
-          batch * heads, steps]`.
-        """
-        layers, new, steps = len(self.q), self.d_new[t], later.shape[-1]
-        if steps:
-            pulled = torch.bmm(
-                later.flatten(0, 2).unsqueeze(1).contiguous(),
-                self.vectors[:, t + 1 : t + 1 + steps],
-            )  # (g4)
-            pulled = pulled.view(2, layers, *self.split, -1)
-            if layers > new.shape[2]:  # all layers share a projection
-                pulled = pulled.sum(1, keepdim=True)
-            new += pulled.permute(2, 0, 1, 3, 4)
-        dm = torch.mm(new.view(len(new), -1), self.to_kv)
-        if self.m_norm is not None:
-            dm = _norm_backward(dm, *(p[t] for p in self.m_norm))
-        self.d_m[t] = dm
-        self.dx[:, t].addcmul_(self.alpha, dm)
-
-    def layer(
-        self, l: int, t: int, weights: Rows, step: Rows, norms: Rows,
-        seen: Rows, pairs: Rows, back: Tensor, first: int,
-    ) -> None:  # fmt: skip
-        """Go back through Eqs. f7 to f4, from a state to the one below.
-
-        The query of the lowest layer depends on $x$ alone, so no earlier step needs its
-        gradient: (g3) is computed only for the keys of the block, from `first` on.
-
-        - `weights`, `step`, `norms`: what belongs to this layer, and to this step: room
-          for gradients, and what norms have saved.
-        - `seen`: keys and values before it; `pairs`: $da$ and $p$; `back`: the
-          positions of their distances.
-        """
-        contract, expand, to_out, to_qu = weights
-        up, dh, below, dx, z, dz_t, d_qu, d_heads = step
-        dh.mul_(torch.mm(self.dropped(2, up, l, t), contract))
-        dn = torch.mm(dh, expand)
-        torch.add(up, _norm_backward(dn, *norms[:3]), out=below)
-        dx.add_(below)
-        dz = torch.mm(self.dropped(0, below, l, t), to_out)
-        dz = dz.view(z.shape)
-        dz_t.copy_(dz)
-
-        (K, V), (da, p) = seen, pairs
-        if first:
-            V, da, p = V[..., first:], da[..., first:], p[..., first:]
-        if V.shape[-1] == 0:
-            return
-        D = (dz * z).sum(-1, keepdim=True)
-        dp = torch.baddbmm(D, dz, V, beta=-1)
-        torch.mul(p, dp, out=da)  # (g3)
-        if l == 0:
-            return
-        dq = torch.bmm(da, K).squeeze(1)
-        du = torch.mm(da.squeeze(1), back)  # (g5)
-        torch.cat([dq, du], 1, out=d_heads)
-        dn = torch.mm(d_qu, to_qu)
-        dx.add_(_norm_backward(dn, *norms[3:]))
-
-    def older(self, start: int, stop: int, da: Tensor, p: Tensor) -> None:
-        """Add the gradients of a block for the memories before it."""
-        old, n = self.past + start, self.past + stop
-        steps, (rows, key) = slice(start, stop), self.q.shape[1::2]
-        # The lowest layer: (g3) for older keys, and its queries.
-        dz, (K, V) = self.dz[0, :, steps], self.kv[:, 0]
-        z = self.attended[0, steps].view(-1, rows, key).transpose(0, 1)
-        D = (dz * z).sum(-1, keepdim=True)
-        dp = torch.bmm(dz, V[:, :old].mT) - D
-        da[0, ..., :old] = p[0, ..., :old] * dp  # (g3)
-        dq, du = torch.bmm(da[0], K[:, :n]), da[0] @ self.table[:n]
-        du = rotate(du, self.table[old:n])  # (g5)
-        d_qu = torch.cat([dq, du], -1).unflatten(0, self.split)
-        self.d_qu[0, steps] = d_qu.permute(2, 0, 1, 3)
-        for l, group in enumerate(self.group_of):
-            for d_part, pairs, vectors in (
-                (self.dkv[0], da[l], self.q[l]),
-                (self.dkv[1], p[l], self.dz[l]),
-            ):
-                d_part[group, :, :old] += torch.bmm(
-                    pairs[..., :old].mT, vectors[:, steps]
-                )  # (g4)
-
-
-def _add(
-    x: Tensor,
-    part: Tensor,
-    W: Tensor,
-    factors: Tensor | None,
+def add(
+    x: Tensor, part: Tensor, W: Tensor, factors: Tensor | None, l: int, t: int,
     out: Tensor | None = None,
-) -> Tensor:
-    """`x + factors * (part @ W)`; None = 1."""
+) -> Tensor:  # fmt: skip
+    """Compute `x + factors * (part @ W)`; None = 1."""
     if factors is None:
         return torch.addmm(x, part, W, out=out)
-    return torch.addcmul(x, factors, torch.mm(part, W), out=out)
+    return torch.addcmul(x, factors[l, t], torch.mm(part, W), out=out)
 
 
-def _table(steps: range, positions: Tensor) -> Tensor:
-    """$s$ of Eq. f3, its angles in float64 on any device."""
-    n, device = positions.shape[1] // 2, positions.device
+def make_waves(n: int, positions: Tensor) -> Tensor:
+    """Return $s$ of Eq. f3 for the distances n to 0, with angles in float64."""
+    device = positions.device
     if device.type == "mps":  # has no float64
         device = torch.device("cpu")
     exact: Any = {"dtype": torch.float64, "device": device}
-    i = torch.arange(n, **exact)
-    t = torch.arange(steps.start, steps.stop, steps.step, **exact)
-    angle = torch.outer(t, 10.0 ** (-4 * i / n))
+    half = positions.shape[1] // 2
+    frequencies = 10.0 ** (-4 * torch.arange(half, **exact) / half)
+    angle = torch.outer(torch.arange(n, -1, -1, **exact), frequencies)
     return torch.cat([angle.sin(), angle.cos()], -1).to(positions)
 
 
-def _with_positions(to_q: Tensor, positions: Tensor) -> Tensor:
-    """Return one matrix per layer, for the queries and the $u$ of (g1).
-
-    Returns `[layers, heads * (key + features), d]`.
-    """
-    to_u = torch.einsum("kf,lhkd->lhfd", positions, to_q)  # (g1)
-    return torch.cat([to_q, to_u], dim=2).flatten(1, 2)
+def queries_and_u(x: Stack) -> Tensor:
+    """Return one matrix per layer, `[layers, heads * (key + features), d]`."""
+    to_u = torch.einsum("kf,lhkd->lhfd", x.positions, x.to_q)
+    return torch.cat([x.to_q, to_u], dim=2).flatten(1, 2)
 
 
-def _each(*parts: Tensor) -> list[tuple[Tensor, ...]]:
-    """Unbind all parts along their first dimension, and zip them.
-
-    This is done once, because every index is a call of an operator.
-    """
-    return [*zip(*(part.unbind() for part in parts), strict=True)]
-
-
-def _gelu_slope_(h: Tensor) -> Tensor:
-    """Compute the derivative of GELU, in place."""
-    return torch.ops.aten.gelu_backward.grad_input(torch.ones_like(h), h, grad_input=h)
-
-
-def _softmax(a: Tensor, hidden: Tensor | None) -> Tensor:
+def masked_softmax(a: Tensor, hidden: Tensor) -> Tensor:
     """Take the softmax over the keys that are not hidden; 0 if all are."""
-    if hidden is None:
-        return torch.softmax(a, -1)
     past = hidden.shape[-1]
     a[..., :past].masked_fill_(hidden, torch.finfo(a.dtype).min)
     a = torch.softmax(a, -1)
@@ -507,56 +478,25 @@ def _softmax(a: Tensor, hidden: Tensor | None) -> Tensor:
     return a
 
 
-def _causal_softmax(a: Tensor, old: int, hidden: Tensor | None) -> Tensor:
-    """`_softmax` for a block whose first query sees `old` keys."""
-    steps = a.shape[1]
-    later = a.new_ones(steps, steps, dtype=torch.bool).triu()
-    a[..., old:].masked_fill_(later, torch.finfo(a.dtype).min)
-    a = _softmax(a, hidden)
-    a[..., old:].masked_fill_(later, 0)
-    return a
+def shapes(given: Any, keep: bool, normalize: bool, lse: bool = False) -> Any:
+    """Return empty tensors as the forward loop does; kernels also keep `lse`."""
+    x = Stack(*given)
+    (batch, time, d), (layers, heads) = x.x.shape, x.to_q.shape[:2]
+    *sizes, past, key = x.past.shape
+    y = [torch.empty_like(x.x), x.x.new_empty(*sizes, past + time, key)]
+    kept: list[Any] = [(layers + 1, time, batch, d), (layers, time, batch, d)]
+    kept += [(layers, batch * heads, time)] * lse
+    return y, [x.x.new_empty(size) for size in kept] if keep else []
 
 
-def _shapes(x: Any, keep: bool, normalize: bool, lse: bool) -> Any:
-    """Return empty tensors as the forward loop does."""
-    (batch, time, d), layers = x[0].shape, x[7].shape[0]
-    _, groups, _, heads, past, key = x[1].shape
-    rows = batch * heads
-    sizes: list[Any] = [(layers + 1, time, batch, d), (layers, time, batch, d)]
-    sizes += [(layers, rows, time)] * lse
-    kv = x[0].new_empty(2, groups, rows, past + time, key)
-    kept = [x[0].new_empty(size) for size in sizes] if keep else []
-    return [torch.empty_like(x[0]), kv], kept
-
-
-def recurrence(name: str, forward: Any, backward: Any, lse: bool) -> Recurrence:
-    """Join both loops.
-
-    - `forward`, `backward`: classes such as `Forward` and `Backward`.
-    - `lse`: whether the forward loop keeps logarithms of sums.
-    """
-
-    def run(x: Any, keep: bool, normalize: bool) -> Any:
-        """Return the results of the forward loop, and what the backward loop needs."""
-        loop = forward(*x, normalize, keep)
-        y = loop.run()
-        kept = loop.states, loop.attended, *[loop.lse] * lse
-        return (y, loop.kv), (kept if keep else ())
-
-    return Recurrence(
-        name,
-        "Tensor x, Tensor past, Tensor? hidden, Tensor alpha, Tensor to_q, "
-        "Tensor positions, Tensor to_kv, Tensor to_out, Tensor expand, "
-        "Tensor contract, Tensor? factors",
-        "bool normalize",
-        run,
-        lambda *given: backward(*given).run(),
-        lambda x, keep, normalize: _shapes(x, keep, normalize, lse),
-        reads=(1,),
-    )
-
-
-_recurrence = recurrence("feedback", Forward, Backward, lse=False)
+ARGUMENTS = (
+    "Tensor x, Tensor past, Tensor? hidden, Tensor alpha, Tensor to_q, "
+    "Tensor positions, Tensor to_kv, Tensor to_out, Tensor expand, Tensor contract, "
+    "Tensor? f_z, Tensor? f_h, Tensor? f_y"
+)
+loops = Recurrence(
+    "feedback", ARGUMENTS, "bool normalize", forward, backward, shapes, reads=(1,)
+)
 
 
 def feedback(
@@ -567,19 +507,23 @@ def feedback(
     v: Tensor,
     mask: Tensor | None,
     factors: Tensor | None = None,
-    recurrence: Recurrence = _recurrence,
+    *,
+    recurrence: Recurrence = loops,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return what the naive version does, with dropout.
 
     - `factors`: `[batch, time, layers, 2 * d + d_ff]`; None = 1.
     """
-    w, d = weights, weights.to_q.shape[-1]
+    w, (d, d_ff) = weights, weights.contract.shape[1:]
     # Scales of norms and 1 / sqrt(key) go into the matrices.
     to_q = w.to_q * w.norm_mixer[:, None] / (d // heads) ** 0.5
     to_kv = torch.stack([w.to_k, w.to_v])
     if w.norm_memory is not None:
         to_kv = to_kv * w.norm_memory[:, None]
-    inputs = (
+    drops: Any = [None] * 3
+    if factors is not None:
+        drops = factors.permute(2, 1, 0, 3).split([d, d_ff, d], -1)
+    inputs = Stack(
         x,
         torch.stack([k, v]).permute(0, 3, 1, 4, 2, 5),
         None if mask is None else ~mask.repeat_interleave(heads, 0)[:, None],
@@ -590,8 +534,7 @@ def feedback(
         w.to_out,
         w.expand * w.norm_mlp[:, None],
         w.contract,
-        None if factors is None else factors.permute(2, 1, 0, 3),
+        *drops,
     )
     y, kv = recurrence(inputs, w.norm_memory is not None)
-    kv = kv.unflatten(2, (-1, heads)).permute(0, 2, 4, 1, 3, 5)
-    return y, kv[0], kv[1]
+    return y, *kv.permute(0, 2, 4, 1, 3, 5)

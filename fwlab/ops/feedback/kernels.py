@@ -48,7 +48,7 @@ about 2 µs.
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -56,8 +56,9 @@ import triton.language as tl
 from torch import Tensor
 
 from fwlab.ops import _triton
+from fwlab.ops._recurrence import Recurrence
 from fwlab.ops.feedback import efficient
-from fwlab.ops.feedback.weights import FeedbackWeights
+from fwlab.ops.feedback.efficient import Stack, Terms, finish, prepare, recompute, step
 
 #: Minimum number of steps for which a graph pays off (an estimate).
 PLAYED = 16
@@ -188,9 +189,8 @@ def attend_backward(
     ]
 )  # fmt: skip
 def pull(
-    q, dz, lse, D, kv, dkv, r, hidden, out, clock, N, time, past, batch,
-    heads, layers, groups, K: tl.constexpr, BK: tl.constexpr,
-    BN: tl.constexpr,
+    q, dz, lse, D, kv, dkv, r, hidden, out, clock, N, time, past, batch, heads, layers,
+    groups, K: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Compute (k2) and (k3): the gradient of one memory in one head and layer.
 
@@ -273,8 +273,7 @@ def slope(dh, saved, clock, width, BW: tl.constexpr):
 
 @triton.jit(do_not_specialize=["d", "l"])
 def norm_backward(
-    dy, y, rstd, base, alpha, dm, dx, saved, clock, d, l,
-    BD: tl.constexpr,
+    dy, y, rstd, base, alpha, dm, dx, saved, clock, d, l, BD: tl.constexpr,
 ):  # fmt: skip
     r"""Go back through a norm, for one sequence, plus other gradients.
 
@@ -350,9 +349,8 @@ def play(step: Callable[[], None], times: int, like: Tensor) -> None:
             side = _capture_stream(like.device)
             side.wait_stream(current)
             with torch.cuda.stream(side):
-                # The first step compiles kernels and allocates
-                # workspaces, which a graph cannot do. Its results are
-                # used.
+                # The first step compiles kernels and allocates workspaces, which a
+                # graph cannot do. Its results are used.
                 step()
                 graph = _recorded(step, like.device)
                 # On the stream that owns the memory of the graph.
@@ -387,163 +385,165 @@ def _clock(t: int, n: int, like: Tensor) -> Tensor:
     return clock
 
 
-class Forward(efficient.Forward):
-    """Compute the step of the efficient form in buffers of fixed address."""
+def forward(given: Any, keep: bool, normalize: bool) -> Any:
+    """Record one step of the efficient form as a graph, and play it for all."""
+    x = Stack(*given)
+    (batch, time, d), (layers, heads, *_) = x.x.shape, x.to_q.shape
+    turned, kv, r = prepare(x)
+    *_, past, key = x.past.shape
+    buffers = x.x.new_empty(2 * layers + 1, batch, d)
+    attended, states = buffers[:layers], buffers[layers:]
+    made = buffers if keep else buffers[-1:]
+    saved = x.x.new_empty(len(made), time, batch, d)
+    lse = x.x.new_empty(layers, batch * heads, time)
+    steps = x.x.transpose(0, 1).contiguous()
+    clock, N = _clock(0, past, x.x), past + time
+    cache = kv.flatten(2, 3)
 
-    def run(self) -> Tensor:
-        """Record one step as a graph, and play it for all."""
-        (batch, time, d), layers = self.x.shape, self.layers
-        buffers = self.x.new_empty(2 * layers + 1, 1, batch, d)
-        self.attended, self.states = buffers[:layers], buffers[layers:]
-        made = buffers if self.keep else buffers[-1:]
-        saved = self.x.new_empty(len(made), time, batch, d)
-        self.lse = self.x.new_empty(layers, self.kv.shape[2], time)
-        steps = self.x.transpose(0, 1).contiguous()
-        # Step and number of memories.
-        self.clock = _clock(0, self.past, self.x)
-
-        def step() -> None:
-            """Read the clock, compute, store, advance the clock."""
-            t, n = self.clock[:1], self.clock[1:]
-            torch.index_select(steps, 0, t, out=self.states[0])
-            new = self.step(0, 0, (), self.r)
-            saved.index_copy_(1, t, made)
-            self.kv_split.index_copy_(4, n, new.unsqueeze(4))
-            self.clock.add_(1)
-
-        play(step, time, self.x)
-        self.attended, self.states = saved[:layers], saved[layers:]
-        return saved[-1].transpose(0, 1).contiguous()
-
-    def attend(self, l: int, q: Tensor, z: Tensor, seen: Any, r: Tensor) -> None:
+    def attend_now(l: int, q: Tensor, z: Tensor) -> None:
         """Launch one kernel in place of scores, softmax and mean."""
-        K, V = self.kv[:, self.group_of[l]]
-        rows, N, key = K.shape
-        assert self.lse is not None
+        K, V = cache[:, l % cache.shape[1]]
         _triton.launch(
-            attend, (rows,), q, K, V, r, self.hidden, z,
-            self.lse[l], self.clock, N, self.x.shape[1], self.past,
-            warps=8, **_sizes(key),
+            attend, (batch * heads,), q, K, V, r, x.hidden, z, lse[l], clock, N, time,
+            past, warps=8, **_sizes(key),
         )  # fmt: skip
 
+    def step_now() -> None:
+        """Read the clock, compute, store, advance the clock."""
+        t, n = clock[:1], clock[1:]
+        torch.index_select(steps, 0, t, out=states[:1])
+        new = step(x, turned, states, attended, 0, normalize, attend_now)
+        saved.index_copy_(1, t, made.unsqueeze(1))
+        kv.index_copy_(4, n, new.unsqueeze(4))
+        clock.add_(1)
 
-class Backward(efficient.Backward):
-    """Compute the backward pass, with (k3) instead of blocks."""
-
-    def loop(self) -> None:
-        """Record one step, and play it from last to first."""
-        layers, time = self.attended.shape[:2]
-        rows, N = self.kv.shape[2:4]
-        self.r = self.back @ self.positions.T  # Eq. f4
-        self.D = self.kv.new_empty(layers, rows, time)
-        self.clock = _clock(time - 1, N - 1, self.kv)
-        dy = self.dx[-1]
-
-        def step() -> None:
-            """Go back through the memory of the step, then its layers."""
-            t = self.clock[:1]
-            dm = self.memory_at_clock()
-            up = dy.index_select(0, t)[0] + self.alpha[-1] * dm
-            for l in reversed(range(layers)):
-                up = self.layer_at_clock(l, up, dm)
-            self.clock.sub_(1)
-
-        play(step, time, self.kv)
-        self.dx[-1].addcmul_(self.alpha[-1], self.d_m)
-        torch.addcmul(self.d_middle[0], self.alpha[0], self.d_m, out=self.dx[0])
-        if self.past and self.to_past:
-            pulled = self.pull(self.past, None)
-            self.dkv_split[..., : self.past, :] = pulled.permute(2, 3, 1, 4, 0, 5)
-
-    def pull(self, count: int, clock: Tensor | None) -> Tensor:
-        """Return the gradients of keys and values of the first `count` memories.
-
-        With a clock, of the memory of its step.
-
-        Returns `[count, batch, 2, groups, heads, key]`.
-        """
-        layers, rows, time, key = self.q.shape
-        groups, _, N, _ = self.kv.shape[1:]
-        batch, heads = self.split
-        out = self.q.new_empty(count, batch, 2, layers, heads, key)
-        _triton.launch(
-            pull, (count * layers * rows,), self.q, self.dz, self.lse,
-            self.D, self.kv, self.dkv, self.r, self.hidden, out, clock,
-            N, time, self.past, batch, heads, layers, groups, warps=8,
-            **_sizes(key),
-        )  # fmt: skip
-        return out if groups == layers else out.sum(3, keepdim=True)
-
-    def memory_at_clock(self) -> Tensor:
-        """Go back through Eqs. f2 and f1; returns the gradient of $m_t$."""
-        t, new = self.clock[:1], self.pull(1, self.clock)
-        self.d_new.index_copy_(0, t, new)
-        dm = torch.mm(new.view(self.split[0], -1), self.to_kv)
-        if self.m_norm is None:
-            self.d_m.index_copy_(0, t, dm.unsqueeze(0))
-            return dm
-        return self.norm(dm, self.m, self.m_norm[2], self.d_m)
-
-    def layer_at_clock(self, l: int, up: Tensor, dm: Tensor) -> Tensor:
-        """Go back through Eqs. f7 to f4; returns the gradient of $x_t^l$."""
-        dh = torch.mm(up, self.contract[l])
-        _triton.launch(
-            slope, (triton.cdiv(dh.numel(), 1024),), dh, self.dh[l],
-            self.clock, dh.numel(), warps=4, BW=1024,
-        )  # fmt: skip
-        below = self.norm(
-            torch.mm(dh, self.expand[l]), self.normed_mlp[l],
-            self.middle_norm[2][l], self.d_middle[l], up,
-        )  # fmt: skip
-        dz = torch.mm(below, self.to_out[l])
-        dq = torch.empty_like(dz)
-        K, V = self.kv[:, self.group_of[l]]
-        rows, N, key = K.shape
-        features = self.back.shape[1]
-        sizes = _sizes(key, features)
-        _triton.launch(
-            attend_backward, (rows,), dz, self.attended[l], self.q[l],
-            self.lse[l], K, V, self.r, self.back, self.hidden,
-            self.dz[l], self.D[l], self.d_qu[l], dq, self.clock, N,
-            self.q.shape[2], self.past, warps=8, F=features,
-            BF=max(triton.next_power_of_2(features), 16), **sizes,
-        )  # fmt: skip
-        if l == 0:  # no earlier step needs its gradient
-            return below
-        dn = torch.mm(dq, self.to_q[l].flatten(0, 1))
-        return self.norm(
-            dn, self.normed[l], self.x_norm[2][l], self.dx[l], below,
-            dm, l,
-        )  # fmt: skip
-
-    def norm(
-        self,
-        dy: Tensor,
-        y: Tensor,
-        rstd: Tensor,
-        saved: Tensor,
-        base: Tensor | None = None,
-        dm: Tensor | None = None,
-        l: int = 0,
-    ) -> Tensor:
-        """Compute (k5) for all sequences."""
-        dx = torch.empty_like(dy)
-        batch, d = dy.shape
-        _triton.launch(
-            norm_backward, (batch,), dy, y, rstd, base,
-            None if dm is None else self.alpha, dm, dx, saved,
-            self.clock, d, l, warps=8, BD=triton.next_power_of_2(d),
-        )  # fmt: skip
-        return dx
+    play(step_now, time, x.x)
+    y = saved[-1].transpose(0, 1).contiguous()
+    return (y, kv), ((saved[layers:], saved[:layers], lse) if keep else ())
 
 
-_recurrence = efficient.recurrence("feedback_kernels", Forward, Backward, lse=True)
+class Loop(NamedTuple):
+    """Hold what every step of the backward pass takes: see `backward`."""
+
+    x: Stack
+    b: Terms
+    r: Tensor
+    lse: Tensor
+    D: Tensor
+    clock: Tensor
 
 
-def feedback(
-    x: Tensor, weights: FeedbackWeights, heads: int, k: Tensor,
-    v: Tensor, mask: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+def backward(
+    given: Any, kept: Any, gradients: Any, needed: Any, normalize: bool
+) -> Any:
+    """Record one step back, with (k3) instead of blocks, and play it."""
+    x = Stack(*given)
+    b = recompute(x, kept, gradients, normalize)
+    layers, _, time, _ = b.vectors[0].shape
+    lse, past = kept[2], x.past.shape[4]
+    clock = _clock(time - 1, past + time - 1, lse)
+    loop = Loop(x, b, b.waves @ x.positions.T, lse, torch.empty_like(lse), clock)
+
+    def step_now() -> None:
+        """Go back through the memory of the step, then its layers."""
+        dm = memory(loop)
+        up = b.dx[-1].index_select(0, clock[:1])[0] + x.alpha[-1] * dm
+        for l in reversed(range(layers)):
+            up = layer(loop, l, up, dm)
+        clock.sub_(1)
+
+    play(step_now, time, lse)
+    b.dx[-1].addcmul_(x.alpha[-1], b.d_m)
+    torch.addcmul(b.d_middle[0], x.alpha[0], b.d_m, out=b.dx[0])
+    if past and needed[1]:
+        pulled = pull_memories(loop, past, None)
+        b.dkv[..., :past, :] = pulled.permute(2, 3, 1, 4, 0, 5)
+    return finish(x, b)
+
+
+def pull_memories(loop: Loop, count: int, clock: Tensor | None) -> Tensor:
+    """Return the gradients of keys and values of the first `count` memories.
+
+    With a clock, of the memory of its step.
+
+    Returns `[count, batch, 2, groups, heads, key]`.
+    """
+    x, b, r, lse, D, _ = loop
+    (layers, rows, time, key), (_, groups, batch, heads, N, _) = (
+        b.vectors[0].shape,
+        b.kv.shape,
+    )
+    out = lse.new_empty(count, batch, 2, layers, heads, key)
+    _triton.launch(
+        pull, (count * layers * rows,), *b.vectors, lse, D, b.kv, b.dkv, r, x.hidden,
+        out, clock, N, time, N - time, batch, heads, layers, groups, warps=8,
+        **_sizes(key),
+    )  # fmt: skip
+    return out if groups == layers else out.sum(3, keepdim=True)
+
+
+def memory(loop: Loop) -> Tensor:
+    """Go back through Eqs. f2 and f1; returns the gradient of $m_t$."""
+    x, b, clock = loop.x, loop.b, loop.clock
+    new = pull_memories(loop, 1, clock)
+    b.d_new.index_copy_(0, clock[:1], new)
+    dm = torch.mm(new.view(new.shape[1], -1), x.to_kv)
+    if b.of_m is None:
+        b.d_m.index_copy_(0, clock[:1], dm.unsqueeze(0))
+        return dm
+    return norm_back(loop, dm, b.m, b.of_m[2], b.d_m)
+
+
+def layer(loop: Loop, l: int, up: Tensor, dm: Tensor) -> Tensor:
+    """Go back through Eqs. f7 to f4; returns the gradient of $x_t^l$."""
+    x, b, r, lse, D, clock = loop
+    dh = torch.mm(up, x.contract[l])
+    _triton.launch(
+        slope, (triton.cdiv(dh.numel(), 1024),), dh, b.dh[l], clock, dh.numel(),
+        warps=4, BW=1024,
+    )  # fmt: skip
+    dn = torch.mm(dh, x.expand[l])
+    below = norm_back(loop, dn, b.normed_mlp[l], b.of_middle[2][l], b.d_middle[l], up)
+    dz = torch.mm(below, x.to_out[l])
+    dq = torch.empty_like(dz)
+    K, V = b.kv.flatten(2, 3)[:, l % b.kv.shape[1]]
+    (rows, N, key), time, features = K.shape, lse.shape[2], x.positions.shape[1]
+    _triton.launch(
+        attend_backward, (rows,), dz, b.attended[l], b.vectors[0, l], lse[l], K, V, r,
+        b.waves, x.hidden, b.vectors[1, l], D[l], b.d_qu[l], dq, clock, N, time,
+        N - time, warps=8, F=features, BF=max(triton.next_power_of_2(features), 16),
+        **_sizes(key, features),
+    )  # fmt: skip
+    if l == 0:  # no earlier step needs its gradient
+        return below
+    dn = torch.mm(dq, x.to_q[l].flatten(0, 1))
+    return norm_back(loop, dn, b.normed[l], b.of_x[2][l], b.dx[l], below, dm, l)
+
+
+def norm_back(
+    loop: Loop, dy: Tensor, y: Tensor, rstd: Tensor, saved: Tensor,
+    base: Tensor | None = None, dm: Tensor | None = None, l: int = 0,
+) -> Tensor:  # fmt: skip
+    """Compute (k5) for all sequences."""
+    dx, (batch, d) = torch.empty_like(dy), dy.shape
+    _triton.launch(
+        norm_backward, (batch,), dy, y, rstd, base, None if dm is None else loop.x.alpha,
+        dm, dx, saved, loop.clock, d, l, warps=8, BD=triton.next_power_of_2(d),
+    )  # fmt: skip
+    return dx
+
+
+loops = Recurrence(
+    "feedback_kernels",
+    efficient.ARGUMENTS,
+    "bool normalize",
+    forward,
+    backward,
+    functools.partial(efficient.shapes, lse=True),
+    reads=(1,),
+)
+
+
+def feedback(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the arguments and results of the naive version."""
-    given = x, weights, heads, k, v, mask
-    return efficient.feedback(*given, recurrence=_recurrence)
+    return efficient.feedback(*given, recurrence=loops)

@@ -116,7 +116,7 @@ def feedback_attention(
 
 def feedback(
     x: Tensor, weights: FeedbackWeights, heads: int, k: Tensor,
-    v: Tensor, mask: Tensor | None,
+    v: Tensor, mask: Tensor | None, factors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     r"""Compute all layers of a step, then its memory, step by step.
 
@@ -130,6 +130,7 @@ def feedback(
     - `k`, `v`: `[batch, past, groups, heads, key]`, keys and values of the memories of
       earlier calls.
     - `mask`: `bool [batch, past]`, True = a real memory; None = all.
+    - `factors`: of dropout, `[batch, time, layers, 2 * d + d_ff]`; None = 1.
     - Returns `y` like `x`, and the keys and values of all memories.
     """
     w, layers, groups = weights, weights.to_q.shape[0], k.shape[2]
@@ -146,10 +147,14 @@ def feedback(
 
     # All layers of a step, from the bottom up; then its memory.
     m, y = x[:, :0], []  # no memories yet
-    for x_t in x.unbind(1):
+    f_z = f_h = f_y = 1.0
+    for t, x_t in enumerate(x.unbind(1)):
         states = [x_t]
         for l in range(layers):
             x_l = states[-1]
+            if factors is not None:
+                d, d_ff = w.contract.shape[1:]
+                f_z, f_h, f_y = factors[:, t, l].split([d, d_ff, d], -1)
             q = norm(x_l, w.norm_mixer[l]) @ w.to_q[l].T  # Eq. f6
             z = feedback_attention(
                 q.unflatten(-1, (heads, -1)),
@@ -157,9 +162,9 @@ def feedback(
                 w.positions,
                 mask,
             )
-            x_l = x_l + z.flatten(1) @ w.to_out[l].T  # Eq. f6
-            h = F.gelu(norm(x_l, w.norm_mlp[l]) @ w.expand[l].T)
-            states.append(x_l + h @ w.contract[l].T)  # Eq. f7
+            x_l = x_l + f_z * (z.flatten(1) @ w.to_out[l].T)  # Eq. f6
+            h = f_h * F.gelu(norm(x_l, w.norm_mlp[l]) @ w.expand[l].T)
+            states.append(x_l + f_y * (h @ w.contract[l].T))  # Eq. f7
         m_t = merge_memory(torch.stack(states), w.merge)  # Eq. f1
         m = torch.cat([m, m_t[:, None]], dim=1)
         y.append(states[-1])

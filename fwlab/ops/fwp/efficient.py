@@ -56,13 +56,10 @@ def fwp(
         return out
     length = SEGMENT or math.isqrt(a.shape[1] - 1) + 1 if not is_traced(a) else TRACED
     if activation is torch.tanh:
-        return tuple(_segments((a, b, x, W, real), "tanh", length))
-    if is_traced(a):  # anyone's function: it is called, not traced
-        called = torch.compiler.disable(_loops)
-        return called(a, b, x, W, activation, real, length)
-    if torch.is_grad_enabled() and _learns(activation, W):
-        return _loops(a, b, x, W, activation, real, length)
-    return tuple(_segments((a, b, x, W, real), activation, length))
+        return tuple(_segments((a, b, x, W, real), length))
+    # Anyone's function: a graph calls it, and does not trace it.
+    loops = torch.compiler.disable(_loops) if is_traced(a) else _loops
+    return loops(a, b, x, W, activation, real, length)
 
 
 def _loops(
@@ -76,8 +73,7 @@ def _loops(
 ) -> tuple[Tensor, Tensor]:
     """Let autograd differentiate, which also finds the activation's parameters.
 
-    It computes the states of a segment again in the backward pass, too, and has second
-    derivatives.
+    It computes the states of a segment again in the backward pass, too.
     """
     # Not imported above: torch 2.6 loads half a compiler with it.
     from torch.utils.checkpoint import checkpoint
@@ -89,7 +85,7 @@ def _loops(
     return torch.cat(outputs, dim=1), W
 
 
-def _forward(x: Any, keep: bool, activation: Any, length: int) -> Any:
+def _forward(x: Any, keep: bool, length: int) -> Any:
     """Compute segment after segment; keep the state before each."""
     a, b, x, W, real = x
     y, starts = a.new_empty(a.shape, dtype=W.dtype), []
@@ -97,15 +93,13 @@ def _forward(x: Any, keep: bool, activation: Any, length: int) -> Any:
     for (a_s, b_s, x_s, real_s), y_s in zip(pieces, y.split(length, 1), strict=True):
         starts.append(W)
         a_s, b_s, x_s = (_by_time(part, W) for part in (a_s, b_s, x_s))
-        states = _states(a_s, b_s, real_s, W, activation)
+        states = _states(a_s, b_s, real_s, W)
         y_s.copy_(_left(x_s, states[1:].mT).transpose(0, 1))  # Eq. 3
         W = states[-1].clone()  # not the memory of all states
     return (y, W), ([torch.cat(starts)] if keep else [])
 
 
-def _backward(
-    x: Any, kept: Any, gradients: Any, needed: Any, activation: Any, length: int
-) -> Any:
+def _backward(x: Any, kept: Any, gradients: Any, needed: Any, length: int) -> Any:
     """Differentiate from the last segment to the first."""
     a, b, x, W, real = x
     dy, dW = gradients
@@ -116,14 +110,14 @@ def _backward(
     outs = [part.split(length, 1) for part in made]
     pieces = _cut(length, a, b, x, real, dy)
     for i in reversed(range(len(pieces))):
-        given: Any = *pieces[i], dW, starts[i], activation
+        given: Any = *pieces[i], dW, starts[i]
         *parts, dW = _segment_backward(*given)
         for part, out in zip(parts, outs, strict=True):
             out[i].copy_(part.transpose(0, 1))
     return *made, dW.clone(), None
 
 
-def _shapes(x: Any, keep: bool, activation: Any, length: int) -> Any:
+def _shapes(x: Any, keep: bool, length: int) -> Any:
     """Return empty tensors as `_forward` does."""
     a, _, _, W, _ = x
     n = -(-a.shape[1] // length)
@@ -131,20 +125,18 @@ def _shapes(x: Any, keep: bool, activation: Any, length: int) -> Any:
     return (a.new_empty(a.shape, dtype=W.dtype), torch.empty_like(W)), starts
 
 
-#: `activation` is "tanh", or with ordinary tensors any function.
+#: With tanh as the activation.
 _segments = Recurrence(
     "fwp",
     "Tensor a, Tensor b, Tensor x, Tensor W, Tensor? real",
-    "str activation, SymInt length",
+    "SymInt length",
     _forward,
     _backward,
     _shapes,
 )
 
 
-def _states(
-    a: Tensor, b: Tensor, real: Tensor | None, W: Tensor, activation: Any
-) -> Tensor:
+def _states(a: Tensor, b: Tensor, real: Tensor | None, W: Tensor) -> Tensor:
     """Return the states before the first step and after each step.
 
     - `a`, `b`: `[time, batch, heads, value or key]`.
@@ -155,11 +147,7 @@ def _states(
     columns, rows = a[..., None].unbind(), b[..., None, :].unbind()
     for i, (a_i, b_i) in enumerate(zip(columns, rows, strict=True)):
         W_i = states[i + 1]
-        torch.addcmul(W, a_i, b_i, out=W_i)
-        if activation == "tanh":
-            W_i.tanh_()  # Eq. 2
-        else:
-            W_i.copy_(activation(W_i))
+        torch.addcmul(W, a_i, b_i, out=W_i).tanh_()  # Eq. 2
         if real is not None:
             torch.where(real[:, i, None, None, None], W_i, W, out=W_i)
         W = W_i
@@ -168,7 +156,7 @@ def _states(
 
 def _segment_backward(
     a: Tensor, b: Tensor, x: Tensor, real: Tensor | None, dy: Tensor, dW: Tensor,
-    W: Tensor, activation: Any,
+    W: Tensor,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     r"""Return the gradients of a segment that begins with the state $W$.
 
@@ -180,23 +168,19 @@ def _segment_backward(
     $$da_i = dP_i\, b_i, \quad db_i = dP_i^\top a_i, \quad
       dx_i = W_i^\top dy_i \tag{a5}$$
 
-    The derivative of tanh is $1 - W_i^2$. Autograd computes that of any other $\sigma$.
+    The derivative of tanh is $1 - W_i^2$.
 
     - `dW`: the gradient of the state after the segment; that of the state before it is
       the last result.
     """
     a, b, x, dy = (_by_time(part, W) for part in (a, b, x, dy))
-    states = _states(a, b, real, W, activation)
+    states = _states(a, b, real, W)
     dP, later, dW = torch.empty_like(states[1:]), dW, dW.clone()
     columns, rows = dy[..., None].unbind(), x[..., None, :].unbind()
     steps = zip(columns, rows, dP.unbind(), states[1:].unbind(), strict=True)
     for i, (dy_i, x_i, dP_i, W_i) in reversed([*enumerate(steps)]):
         torch.addcmul(later, dy_i, x_i, out=dW)  # (a3)
-        if activation == "tanh":
-            _tanh_backward(dW, W_i, grad_input=dP_i)  # (a4)
-        else:
-            P = torch.addcmul(states[i], a[i][..., None], b[i][..., None, :])
-            dP_i.copy_(_pull_back(activation, P, dW))
+        _tanh_backward(dW, W_i, grad_input=dP_i)  # (a4)
         later = dP_i
         if real is not None:
             later = torch.where(real[:, i, None, None, None], dP_i, dW)
@@ -204,33 +188,17 @@ def _segment_backward(
     return da, _left(a, dP), _left(dy, states[1:]), later
 
 
-def _pull_back(activation: Callable, P: Tensor, dW: Tensor) -> Tensor:
-    """Return the gradient through any activation, by autograd."""
-    P.requires_grad_()
-    with torch.enable_grad():
-        W = activation(P.clone())  # may change it in place
-    if not W.requires_grad:  # a constant
-        return torch.zeros_like(P)
-    return torch.autograd.grad(W, P, dW)[0]
-
-
-def _learns(activation: Callable, W: Tensor) -> bool:
-    """Say whether an activation has parameters of its own."""
-    with torch.enable_grad():
-        return activation(W.detach().clone()).requires_grad
-
-
 def _loop(
     a: Tensor, b: Tensor, x: Tensor, real: Tensor | None, W: Tensor, activation: Any
 ) -> tuple[Tensor, Tensor]:
     """Compute a segment that autograd can differentiate."""
     a, b, x = (_by_time(part, W) for part in (a, b, x))
-    y = []
-    for i in range(len(a)):
-        W_i = activation(torch.addcmul(W, a[i][..., None], b[i][..., None, :]))  # Eq. 2
+    states = []
+    for i, (a_i, b_i) in enumerate(zip(a[..., None], b[..., None, :], strict=True)):
+        W_i = activation(torch.addcmul(W, a_i, b_i))  # Eq. 2
         W = W_i if real is None else torch.where(real[:, i, None, None, None], W_i, W)
-        y.append((W @ x[i][..., None])[..., 0])  # Eq. 3
-    return torch.stack(y, 1), W
+        states.append(W)
+    return _left(x, torch.stack(states).mT).transpose(0, 1), W  # Eq. 3
 
 
 def _cut(length: int, *sequences: Tensor | None) -> list[tuple[Any, ...]]:

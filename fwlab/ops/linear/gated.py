@@ -6,7 +6,7 @@ the memory fades for it. Equation numbers are those of [Schlag et al.
 2021](https://arxiv.org/abs/2103.02143).
 
 - `q`, `k`: `[batch, time, heads, key]`, `v`: the same with `value`.
-- `beta`, `log_decay`: `[batch, time, heads]`.
+- `beta`: `[batch, time, heads]`.
 - `W`: `[batch, heads, value, key]`, `z`: `[batch, heads, key]`.
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from fwlab.ops._operation import Keys, LogDecay, PerHead, Queries, Values
 from fwlab.ops._rules import Inputs, RuleOptions, factor, rule
 from fwlab.ops.linear import FORMS
-from fwlab.ops.linear.sum import decay, fade, normalized_read, read, steps, write
+from fwlab.ops.linear.sum import normalized_read, read, steps, write
 
 
 def loop(
@@ -35,7 +35,7 @@ def loop(
     y = []
     for q_t, k_t, v_t, b_t in steps(q, k, v, beta):
         b_t = b_t[..., None]
-        W = write(fade(1 - b_t, W), k_t, b_t * v_t)  # Eq. 52
+        W = write((1 - b_t[..., None]) * W, k_t, b_t * v_t)  # Eq. 52
         y.append(read(W, q_t))  # Eq. 25
     return torch.stack(y, dim=1), W
 
@@ -52,44 +52,13 @@ def normalized_loop(
     y = []
     for q_t, k_t, v_t, b_t in steps(q, k, v, beta):
         b_t = b_t[..., None]
-        W = write(fade(1 - b_t, W), k_t, b_t * v_t)  # Eq. 52
+        W = write((1 - b_t[..., None]) * W, k_t, b_t * v_t)  # Eq. 52
         z = (1 - b_t) * z + b_t * k_t  # (n3)
         y.append(normalized_read(W, z, q_t))  # Eq. 19
     return torch.stack(y, dim=1), W, z
 
 
-def fading_loop(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor,
-    W: Tensor,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Both ways to forget: a decay of (n1), then Eq. 52."""
-    y = []
-    for q_t, k_t, v_t, b_t, l_t in steps(q, k, v, beta, log_decay):
-        W = fade(decay(l_t), W)  # (n1)
-        b_t = b_t[..., None]
-        W = write(fade(1 - b_t, W), k_t, b_t * v_t)  # Eq. 52
-        y.append(read(W, q_t))  # Eq. 25
-    return torch.stack(y, dim=1), W
-
-
-def normalized_fading_loop(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor,
-    W: Tensor, z: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The same with a normaliser."""
-    y = []
-    for q_t, k_t, v_t, b_t, l_t in steps(q, k, v, beta, log_decay):
-        # The normaliser forgets whatever the memory forgets.
-        W = fade(decay(l_t), W)  # (n1)
-        z = decay(l_t) * z  # (n2)
-        b_t = b_t[..., None]
-        W = write(fade(1 - b_t, W), k_t, b_t * v_t)  # Eq. 52
-        z = (1 - b_t) * z + b_t * k_t  # (n3)
-        y.append(normalized_read(W, z, q_t))  # Eq. 19
-    return torch.stack(y, dim=1), W, z
-
-
-@rule(FORMS, loop, normalized_loop, fading_loop, normalized_fading_loop)
+@rule(FORMS, loop, normalized_loop)
 def gated_rule(
     q: Queries,
     k: Keys,

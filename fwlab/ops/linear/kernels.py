@@ -85,9 +85,8 @@ def multiply_decays(decay, gammas, products, time, heads, programs, C: tl.conste
 
 @triton.jit(do_not_specialize=["time", "heads"])
 def forward(
-    q, k, v, gammas, products, strength, X, W, z, y, total, E, states,
-    z_states, W_end, z_end, time, heads,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
+    q, k, v, gammas, products, strength, X, W, z, y, total, E, states, z_states, W_end,
+    z_end, time, heads, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute all chunks of one head, one after the other, for some rows of W.
@@ -160,10 +159,9 @@ def forward(
 
 @triton.jit(do_not_specialize=["time", "heads", "programs"])
 def read(
-    q, k, E, gammas, products, strength, states, y,
-    time, heads, programs,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
-    BV: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr,
+    q, k, E, gammas, products, strength, states, y, time, heads, programs,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute (c1) for one chunk and some columns of y.
 
@@ -190,10 +188,9 @@ def read(
 
 @triton.jit(do_not_specialize=["time", "heads"])
 def backward_state(
-    q, k, dy, gammas, products, strength, X, y, total, dW_end, dz_end, dv,
-    afters, z_afters, dtotal, dW, dz, time, heads,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
-    BV: tl.constexpr, AV: tl.constexpr, C: tl.constexpr,
+    q, k, dy, gammas, products, strength, X, y, total, dW_end, dz_end, dv, afters,
+    z_afters, dtotal, dW, dz, time, heads, K: tl.constexpr, V: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, AV: tl.constexpr, C: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Carry the gradient of the state from the last chunk to the first.
@@ -269,11 +266,10 @@ def backward_state(
 
 @triton.jit(do_not_specialize=["time", "heads", "programs"])
 def backward_inputs(
-    q, k, E, dy, dv, gammas, products, strength, total, dtotal, states,
-    afters, z_states, z_afters, dq, dk, ddecay, dstrength, time, heads,
-    programs,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
-    BV: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr,
+    q, k, E, dy, dv, gammas, products, strength, total, dtotal, states, afters,
+    z_states, z_afters, dq, dk, ddecay, dstrength, time, heads, programs,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients within a chunk: (c3), (c4), (c7), or (d7) and (d8).
 
@@ -418,11 +414,9 @@ class Form(NamedTuple):
     split: bool = False
 
 
-#: Those for Hopper and a width of 64 or 128 in half precision were
-#: chosen by an H200: docs/kernels/index.md.
-#: All others come from a model of one multiprocessor. Nothing is
-#: tuned at run time. Chunks of 64 are for Hopper, whose products have
-#: at least 64 rows.
+#: Those for Hopper and a width of 64 or 128 in half precision were chosen by an H200:
+#: docs/kernels/index.md. All others come from a model of one multiprocessor. Nothing is
+#: tuned at run time. Chunks of 64 are for Hopper, whose products have at least 64 rows.
 NARROW = Form(64, BV=32, warps=4, stages=3, BK=64, AV=64, chunk_warps=4)
 BROAD = Form(64, BV=64, warps=4, stages=2, BK=128, AV=128, chunk_warps=4)
 #: With a decay, `backward_inputs` has too few registers for all of V.

@@ -6,10 +6,12 @@ $\phi(k)$ and $\phi(q)$. Equation numbers are those of [Schlag et al.
 2021](https://arxiv.org/abs/2102.11174).
 
 The loops are the specification, in float32 at least. Nothing else is computed with
-them.
+them. With a decay $d_i = e^{\mathrm{log\_decay}_i}$, a memory fades before each step:
+
+$$W_i = d_i\, W_{i-1} + v_i \otimes \phi(k_i), \qquad
+  z_i = d_i\, z_{i-1} + \phi(k_i)$$
 
 - `q`, `k`: `[batch, time, heads, key]`, `v`: the same with `value`.
-- `log_decay`: `[batch, time, heads]`, or with `key`.
 - `W`: `[batch, heads, value, key]`, `z`: `[batch, heads, key]`.
 """
 
@@ -56,24 +58,6 @@ def normalized_read(W: Tensor, z: Tensor, q: Tensor) -> Tensor:
     return divide(read(W, q), (z * q).sum(-1, keepdim=True))
 
 
-def fade(d: Tensor, W: Tensor) -> Tensor:
-    """Multiply a memory, or each of its key channels, by a number.
-
-    - `d`: `[..., 1 or key]`, `W`: `[..., value, key]`.
-    """
-    return W * d.unsqueeze(-2)
-
-
-def decay(log_decay: Tensor) -> Tensor:
-    """The factor of a step, `[batch, heads, 1 or key]`.
-
-    - `log_decay`: `[batch, heads]`, or with a number per key channel `[batch, heads,
-      key]`.
-    """
-    d = log_decay.exp()
-    return d if d.dim() == 3 else d[..., None]
-
-
 def steps(*sequences: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Walk through `[batch, time, ...]` tensors, one step at a time.
 
@@ -108,37 +92,7 @@ def normalized_loop(
     return torch.stack(y, dim=1), W, z
 
 
-def fading_loop(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, W: Tensor
-) -> tuple[Tensor, Tensor]:
-    r"""A sum that fades by a factor $d_i = e^{\mathrm{log\_decay}_i}$:
-
-    $$W_i = d_i\, W_{i-1} + v_i \otimes \phi(k_i) \tag{n1}$$
-    """
-    y = []
-    for q_t, k_t, v_t, l_t in steps(q, k, v, log_decay):
-        W = write(fade(decay(l_t), W), k_t, v_t)  # (n1)
-        y.append(read(W, q_t))  # Eq. 25
-    return torch.stack(y, dim=1), W
-
-
-def normalized_fading_loop(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, W: Tensor,
-    z: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    r"""Keys fade with the values that were written with them:
-
-    $$z_i = d_i\, z_{i-1} + \phi(k_i) \tag{n2}$$
-    """
-    y = []
-    for q_t, k_t, v_t, l_t in steps(q, k, v, log_decay):
-        W = write(fade(decay(l_t), W), k_t, v_t)  # (n1)
-        z = decay(l_t) * z + k_t  # (n2)
-        y.append(normalized_read(W, z, q_t))  # Eq. 19
-    return torch.stack(y, dim=1), W, z
-
-
-@rule(FORMS, loop, normalized_loop, fading_loop, normalized_fading_loop)
+@rule(FORMS, loop, normalized_loop)
 def sum_rule(
     q: Queries,
     k: Keys,

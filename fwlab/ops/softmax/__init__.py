@@ -167,15 +167,12 @@ def _append(
     op: str, state: Any, k: Tensor, v: Tensor, key_mask: Tensor | None
 ) -> KeyValueCache:
     """Return keys and values of earlier calls, then those of this one."""
-    operation.check_state(op, state, KeyValueCache)
-    past_k, past_v, past_mask = state
-    batch, time, heads, key = k.shape
-    past = operation.time_of(past_k, 4)
-    operation.check_part(op, "state.k", past_k, [batch, past, heads, key], k.dtype, k)
-    shape = [batch, past, heads, v.shape[-1]]
-    operation.check_part(op, "state.v", past_v, shape, v.dtype, v)
-    if past_mask is not None:
-        operation.check_mask(op, "state.mask", past_mask, k, batch=batch, past=past)
+    (batch, time, heads, key), past = k.shape, operation.time_of(state, 4)
+    width = v.shape[-1]
+    shapes = (batch, past, heads, key), (batch, past, heads, width), (batch, past)
+    past_k, past_v, past_mask = operation.check_parts(
+        op, state, KeyValueCache, shapes, k, k.dtype
+    )
     real = None
     if key_mask is not None or past_mask is not None:  # a missing one: all are real
         masks = (past_mask, past), (key_mask, time)
@@ -246,7 +243,7 @@ def goes_on_from(state: Any, x: Tensor, heads: int, width: int) -> bool:
     if not isinstance(state, KeyValueCache) or not only_numbers(x):
         return False
     like: Any = {"dtype": x.dtype, "device": x.device}
-    shape = x.shape[0], operation.time_of(state.k, 4), heads, width
+    shape = x.shape[0], operation.time_of(state, 4), heads, width
     return all(operation.is_like(part, shape, **like) for part in state[:2]) and (
         state.mask is None
         or operation.is_like(state.mask, shape[:2], **like | {"dtype": torch.bool})

@@ -16,29 +16,16 @@ from fwlab.ops.aft.limits import why_not
 def load() -> Any:
     """Return the function that launches the kernels; Triton is imported only now."""
     _triton.imported("fwlab.ops.aft.full.kernels")
-    from fwlab.ops.aft.full import kernels
+    from fwlab.ops.aft.full.kernels import aft_full
 
-    return kernels.causal
-
-
-def load_not_causal() -> Any:
-    """Return the function for rows that see all steps."""
-    _triton.imported("fwlab.ops.aft.full.kernels")
-    from fwlab.ops.aft.full import kernels
-
-    return kernels.not_causal
+    return aft_full
 
 
 #: The last one that can run is the fastest, as measured on an H200.
 FORMS = {
-    "naive": naive.causal,
-    "efficient": efficient.causal,
+    "naive": naive.aft_full,
+    "efficient": efficient.aft_full,
     "triton": Kernel(load, why_not),
-}
-NOT_CAUSAL = {
-    "naive": naive.not_causal,
-    "efficient": efficient.not_causal,
-    "triton": Kernel(load_not_causal, why_not),
 }
 
 
@@ -94,7 +81,7 @@ def aft_full(
     op, state, form = "aft_full", options["state"], options["implementation"]
     (batch, time, channels), past = v.shape, 0
     if state is not None:
-        past = operation.time_of(state[0] if isinstance(state, tuple) else None, 3)
+        past = operation.time_of(state, 3)
         before = batch, past, channels
         state = operation.check_parts(op, state, KeysAndValues, [before] * 2, v)
     if bias.shape[1] != past + time:
@@ -102,8 +89,7 @@ def aft_full(
             f"{op}: expected bias of shape [{time}, {past + time}] "
             f"([time, past + time]), got {[*bias.shape]}"
         )
-    forms = FORMS if causal else NOT_CAUSAL
-    compute, q, *keys, w = operation.prepare(op, forms, form, q, k, v, bias)
+    compute, q, *keys, w = operation.prepare(op, FORMS, form, q, k, v, bias)
     if state is not None or options["return_state"]:  # not the tensors of the caller
         parts = zip(state or (k[:, :0], v[:, :0]), keys, strict=True)
         keys = [torch.cat(part, 1) for part in parts]
@@ -111,4 +97,4 @@ def aft_full(
     after = KeysAndValues(*(x.to(dtype) for x in keys))
     if not v.numel():
         return operation.empty(v, q, k, bias), after
-    return compute(q, *keys, w.to(dtype)), after
+    return compute(q, *keys, w.to(dtype), causal), after

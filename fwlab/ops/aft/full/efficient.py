@@ -1,11 +1,14 @@
 r"""# AFT-full in tiles
 
-A *tile* of rows takes two matrix products, as long as no factor is too large. Columns
-of a tile with larger factors are computed on their own, by a softmax. AFT-local and
-AFT-conv use the same tiles, over the keys of a window.
+A *tile* of rows takes two matrix products, as long as no factor is too large. Rows with
+larger factors are computed again in small blocks, each at most as long as all before
+it: few keys exceed by far what was seen before. For what is left there is a softmax.
+AFT-local and AFT-conv use the same tiles, over the keys of a window.
 """
 
-from typing import Any, NamedTuple
+import math
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,100 +16,116 @@ from torch.nn import functional as F
 
 from fwlab.ops._recurrence import Recurrence
 
-#: Rows per tile.
-TILE = 128
+#: Minimum and maximum rows of a block; of the small blocks for large factors.
+BLOCK, SMALL = (128, 256), (4, 32)
 #: Pairs of rows and keys of unsafe columns that are computed together.
 ROOM = 2**20
 #: Bounds for the matrix products, far from the limits of float32: the maximum of a
 #: weight by a bias and of a factor by a key, and the minimum sum of weights.
 MAX_WEIGHT, MAX_FACTOR, MIN_SUM = 1e8, 1e18, 1e-10
-#: How far the maximum of the keys may move while tiles share factors.
-MAX_DRIFT = 10.0
+#: A key this far below the maximum counts as 0: a processor is slow with exponentials
+#: that are almost too small for float32.
+FAINT = -80.0
 
 
-def causal(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """Let row $t$ see past and present; called as the naive version."""
-    past = k.shape[1] - q.shape[1]
-    return tiles((q, k, v, w[None, None], None, None), 1, past, True)[0]
-
-
-def not_causal(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """Let every row see all steps; arguments as in the naive version."""
-    return tiles((q, k, v, w[None, None], None, None), 1, -1, False)[0]
+def aft_full(q: Tensor, k: Tensor, v: Tensor, w: Tensor, causal: bool) -> Tensor:
+    """Compute one tile, which is cut into several; called as the naive version."""
+    reach = k.shape[1] - q.shape[1] if causal else -1
+    return tiles((q, k, v, w[None, None], None, None), reach)[0]
 
 
 #: Keys and values, each `[tiles, groups, keys, batch, c]`. Only the last pair has biases.
 Pairs = list[tuple[Tensor, Tensor]]
 
 
-class Tile(NamedTuple):
-    """Hold some rows, and the keys that they see.
-
-    - `rows`: their indices.
-    - `end`: the number of keys that any of them sees; None = all.
-    - `reach`: row `r` of the tile sees the keys up to `r + reach`; -1 = all keys.
-    """
-
-    rows: slice
-    end: int | None
-    reach: int
-
-
-def _forward(x: Any, keep: bool, count: int, reach: int, cut: bool) -> Any:
+def _forward(x: Any, keep: bool, reach: int) -> Any:
     r"""Compute Eq. 2 for the rows of some tiles.
 
-    With $c$ the maximum of the keys that *all* rows see,
+    With $c$ the maximum of the keys that *all* rows of a block see,
 
     $$E = e^{w}, \quad X = e^{K - c}, \quad
       m = \frac{E\, (X \odot V)}{E\, X} \tag{e5}$$
 
     takes one matrix product for both sums. It is exact as long as no factor that the
-    row sees is large and the sum is not tiny. A row that fails this test is computed by
-    a softmax; the inverse of its sum is kept as 0. A key that a row does not see has $E
-    = 0$: it adds an exact 0 to the sums and does not enter the test, so it does not
-    change a bit.
+    row sees is large and the sum is not tiny. A row that fails this test is computed in
+    a small block, where it has another $c$, and the inverse of its sum is kept below 0;
+    if it fails there as well, by a softmax, and 0 is kept. A key that a row does not
+    see has $E = 0$: it adds an exact 0 to the sums and does not enter the test, so it
+    does not change a bit.
 
     - `x`: the arguments of `tiles`.
     """
-    q, w = x[0], x[3]
-    _, groups, rows, size = w.shape
+    q, (_, groups, rows, _) = x[0], x[3].shape
+    y, made, blocks = torch.empty_like(q), [], [slice(0, rows)]
+    if reach >= 0 and rows > BLOCK[0]:
+        blocks = _blocks(0, rows, *BLOCK)
+    for block in blocks:
+        inverse, mean, single, _ = _means(x, reach, block)
+        if single is not None:
+            _compute_singles(x, reach, block, single, inverse, mean)
+        made.append((inverse, mean))
+    inverse, mean = made[0]
+    if len(made) > 1:
+        inverse, mean = (torch.cat(parts, 2) for parts in zip(*made, strict=True))
     gate = _steps(torch.sigmoid(q), rows, rows, groups)
-    inverse, means = (q.new_empty(gate.shape) for _ in range(2))
-    tile = Tile(slice(None), None, reach)
-    for run in _runs(x, reach) if cut and rows > TILE else [[tile]]:
-        pairs, factors, bad = _factors(x, count, run)
-        more = factors.shape[3] - (run[-1].end or size)
-        for tile in run:
-            E, wide = _weights(w, tile, more)
-            total, mean = sums = inverse[:, :, tile.rows], means[:, :, tile.rows]
-            for factor, part in zip(factors, sums, strict=True):
-                seen = factor[:, :, : E.shape[3]].flatten(3)
-                torch.matmul(E, seen, out=part.flatten(3))
-            if bad is None and wide is None and total.amin() >= MIN_SUM:
-                mean.mul_(total.reciprocal_())  # (e5)
-                continue
-            single = ~(total >= MIN_SUM)  # or NaN
-            if wide is not None:
-                single |= wide.any(-1)[..., None, None]
-            if bad is not None:
-                visible = torch.ones_like(E)
-                if tile.reach >= 0:
-                    visible.tril_(more + tile.reach)
-                found = visible @ bad[:, :, : E.shape[3]].flatten(3).to(E.dtype)
-                single |= found.view(total.shape) > 0
-            mean.mul_(total.reciprocal_().masked_fill_(single, 0))
-            for at in _columns(single, E):
-                weights, values = _softmax(pairs, w, tile, at)
-                alone, now = (weights @ values[..., None])[..., 0], mean.movedim(2, -1)
-                now[at] = torch.where(single.movedim(2, -1)[at], alone, now[at])
-    y = torch.empty_like(q)
-    torch.mul(gate, means, out=_steps(y, rows, rows, groups))  # Eq. 2
+    torch.mul(gate, mean, out=_steps(y, rows, rows, groups))  # Eq. 2
     return (y,), ((inverse,) if keep else ())
 
 
-def _backward(
-    x: Any, kept: Any, gradients: Any, needed: Any, count: int, reach: int, cut: bool
-) -> Any:
+def _means(
+    x: Any, reach: int, block: slice
+) -> tuple[Tensor, Tensor, Tensor | None, Pairs]:
+    """Compute (e5) for the rows of a block.
+
+    - Returns the inverse of the sums, 0 for rows that fail the test; the means; which
+      rows those are, or None; and what the block sees.
+    """
+    pairs, E, factors, unsafe = _terms(x, reach, block)
+    total, mean = (
+        (E @ part.flatten(3)).unflatten(3, part.shape[3:]) for part in factors
+    )
+    if unsafe is None and total.amin() >= MIN_SUM:
+        inverse = total.reciprocal_()
+        return inverse, mean.mul_(inverse), None, pairs
+    single = ~(total >= MIN_SUM)  # or NaN
+    if unsafe is not None:
+        single |= unsafe
+    inverse = total.reciprocal_().masked_fill_(single, 0)
+    return inverse, mean.mul_(inverse), single, pairs
+
+
+def _compute_singles(
+    x: Any, reach: int, block: slice, single: Tensor, inverse: Tensor, mean: Tensor
+) -> None:
+    """Compute rows that fail the test: in small blocks, or each by a softmax."""
+    x, n = _first_tiles(x, single)
+    for small in _blocks(block.start, block.stop, *SMALL) if reach >= 0 else [block]:
+        now = slice(small.start - block.start, small.stop - block.start)
+        here, to_inverse, to_mean = (x[:n, :, now] for x in (single, inverse, mean))
+        inverses, means, alone, pairs = _means(x, reach, small)
+        to_inverse.copy_(torch.where(here, -inverses, to_inverse))
+        to_mean.copy_(torch.where(here, means, to_mean))
+        if alone is None:
+            continue
+        alone, rows = alone & here, to_mean.movedim(2, -1)
+        for at in _columns(alone, pairs):
+            weights, values = _softmax(pairs, x[3], reach, small, at)
+            means = (weights @ values[..., None])[..., 0]
+            rows[at] = torch.where(alone.movedim(2, -1)[at], means, rows[at])
+
+
+def _first_tiles(x: Any, single: Tensor) -> tuple[Any, int]:
+    """Return `x` up to the last tile with such rows, and the number of tiles."""
+    q, k, v, w, L, m = x
+    rows, size = w.shape[2:]
+    n = int(single.flatten(1).any(1).nonzero().amax()) + 1
+    keys = (n - 1) * rows + size
+    if L is not None:
+        L, m = (part[:, : part.shape[1] // len(single) * n] for part in (L, m))
+    return (q[:, : n * rows], k[:, :keys], v[:, :keys], w[:n], L, m), n
+
+
+def _backward(x: Any, kept: Any, gradients: Any, needed: Any, reach: int) -> Any:
     r"""Compute factors again, but no softmax of safe rows.
 
     With $p = E X / (E X)$ the weights of a row, $dV = p^\top dm$, and $w$ and $K$ both
@@ -119,7 +138,7 @@ def _backward(
     The gate is part of the gradient, $dm = \sigma(q)\, dy$, and $y = \sigma(q)\, m$.
     """
     q, w = x[0], x[3]
-    _, groups, rows, size = w.shape
+    _, groups, rows, _ = w.shape
     inverse, y = kept
     gate, dy = torch.sigmoid(q), gradients[0]
     dq = dy * y
@@ -128,58 +147,75 @@ def _backward(
     gate, dy, y = (_steps(part, rows, rows, groups) for part in (gate, dy, y))
     torch.mul(torch.mul(dy, inverse, out=slopes[1]), y, out=slopes[0])
     slopes[1].mul_(gate)
-    some = bool(inverse.amin() == 0)
-    dw, made = torch.zeros_like(w), list[Any]()
-    tile = Tile(slice(None), None, reach)
-    runs = _runs(x, reach) if cut and rows > TILE else [[tile]]
-    for run in runs:
-        pairs, factors, _ = _factors(x, count, run, some)
-        more = factors.shape[3] - (run[-1].end or size)
-        products: Any = None  # $E^\top$ times the slopes
-        singles = torch.zeros_like(factors) if some else None
-        for tile in reversed(run):  # the last one sees all keys
-            E, _ = _weights(w, tile, more, some)
-            end = E.shape[3]
-            slope = slopes[:, :, :, tile.rows].flatten(4)
-            seen = factors[:, :, :, :end].flatten(4).mT
-            dE = (slope[1] @ seen[1]).sub_(slope[0] @ seen[0]).mul_(E)  # (e8)
-            if products is None:
-                products = [E.mT @ part for part in slope]
-            else:
-                for sums, part in zip(products, slope, strict=True):
-                    sums[0, :, :end].baddbmm_(E[0].mT, part[0])
-            if singles is not None:
-                at = tile.rows
-                here = inverse[:, :, at], gate[:, :, at], dy[:, :, at]
-                _backward_of_singles(pairs, w, tile, *here, dE, singles)
-            dw_t = dw[:, :, tile.rows, : tile.end]
-            dw_t.copy_(dE[..., more:].sum_to_size(dw_t.shape))
-        Rm, R = (part.view(factors[0].shape) for part in products)
-        X, dK = factors
-        dK.mul_(R).addcmul_(X, Rm, value=-1)  # (e7)
-        dV = X.mul_(R)  # (e6)
-        if singles is not None:
-            dK += singles[1]
-            dV += singles[0]
-        if len(runs) == count == 1 and not more:  # each key was seen once
-            dk, dv = (part[0].permute(2, 1, 0, 3).flatten(2) for part in (dK, dV))
-            return dq, dk, dv, dw, None, None
-        made = made or [x if x is None else torch.zeros_like(x) for x in x[1:]]
-        _add(made, w, more, dK, dV)
-    return dq, *made[:2], dw, *made[3:]
+    dw, made, blocks = torch.zeros_like(w), [], [slice(0, rows)]
+    if reach >= 0 and rows > BLOCK[0]:
+        blocks = _blocks(0, rows, *BLOCK)
+    for block in blocks:
+        here, slope = inverse[:, :, block], slopes[:, :, :, block]
+        if here.amin() > 0:
+            made.append(_pull(x, reach, block, slope, dw))
+            continue
+        single = here <= 0
+        slope = slope.masked_fill(single, 0)
+        made.append(_pull(x, reach, block, slope, dw, single & False))
+        first, n = _first_tiles(x, single)
+        for small in (
+            _blocks(block.start, block.stop, *SMALL) if reach >= 0 else [block]
+        ):
+            here, by_y, to_y = (part[:n, :, small] for part in (inverse, gate, dy))
+            slope = slopes[:, :n, :, small].neg().masked_fill_(here >= 0, 0)
+            dm = (by_y * to_y).masked_fill_(here != 0, 0)
+            made.append(_pull(first, reach, small, slope, dw[:n], here == 0, dm))
+    if len(made) == len(inverse) == 1 and x[4] is None:  # each key was seen once
+        dk, dv = (part[0].permute(2, 1, 0, 3).flatten(2) for part in made[0])
+        return dq, dk, dv, dw, None, None
+    sums = [part if part is None else torch.zeros_like(part) for part in x[1:]]
+    for dK, dV in made:
+        _add(sums, w, len(inverse), dK, dV)
+    return dq, *sums[:2], dw, *sums[3:]
 
 
-def _shapes(x: Any, keep: bool, count: int, reach: int, cut: bool) -> Any:
+def _pull(
+    x: Any, reach: int, block: slice, slope: Tensor, dw: Tensor,
+    single: Tensor | None = None, dm: Any = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Compute (e6) to (e8) for the rows of a block; add the gradients of biases.
+
+    - `slope`: $G m$ and $G$, 0 for rows that are not computed here.
+    - `single`: rows by a softmax, and `dm`, their gradients; None = all rows are safe.
+    """
+    pairs, E, factors, _ = _terms(x, reach, block, single is not None)
+    slope, seen = slope.flatten(4), factors.flatten(4).mT
+    dE = (slope[1] @ seen[1]).sub_(slope[0] @ seen[0]).mul_(E)  # (e8)
+    Rm, R = ((E.mT @ part).view(factors[0].shape) for part in slope)
+    X, dK = factors
+    dK.mul_(R).addcmul_(X, Rm, value=-1)  # (e7)
+    dV = X.mul_(R)  # (e6)
+    for at in () if single is None else _columns(single, pairs):
+        weights, values = _softmax(pairs, x[3], reach, block, at)
+        mean = weights @ values[..., None]
+        p = weights.mul_(dm.movedim(2, -1)[at][..., None])
+        slant = (values[:, None] - mean).mul_(p)
+        dE.flatten(0, 1).index_add_(0, at[0] * dE.shape[1] + at[1], slant)
+        for sums, part in ((dV, p), (dK, slant)):
+            sums.movedim(2, -1)[at] += part.sum(1)
+    keys = pairs[-1][0].shape[2]
+    dw = dw[:, :, block, :keys]
+    dw += dE[..., -keys:].sum_to_size(dw.shape)
+    return dK, dV
+
+
+def _shapes(x: Any, keep: bool, reach: int) -> Any:
     """Return empty tensors as `_forward` does."""
     q, (_, groups, rows, _) = x[0], x[3].shape
-    size = count, groups, rows, q.shape[0], q.shape[2] // groups
+    size = q.shape[1] // rows, groups, rows, q.shape[0], q.shape[2] // groups
     return [torch.empty_like(q)], [q.new_empty(size)] * keep
 
 
 tiles = Recurrence(
     "aft_tiles",
     "Tensor q, Tensor k, Tensor v, Tensor w, Tensor? L, Tensor? m",
-    "SymInt count, SymInt reach, bool cut",
+    "SymInt reach",
     _forward,
     _backward,
     _shapes,
@@ -191,49 +227,38 @@ tiles = Recurrence(
 - `w`: `[tiles or 1, groups, rows, keys]`; channels of a group have the same biases.
 - `L`, `m`: more keys and values of each tile, with bias 0, that all of its rows see:
   `[batch, tiles * more, channels]`; None = no more.
-- `count`: cut the rows into this many tiles, side by side. Each sees as many keys as `w`
-  has columns, and begins as many keys after the one before it as `w` has rows.
+  A tile has as many rows, which see as many keys. It begins as many keys as it has rows
+  after the tile before it.
 - `reach`: row `r` sees the keys up to `r + reach`; -1 = all.
-- `cut`: compute the rows of the only tile in several, without the keys that none sees.
 """
 
 
-def _runs(x: Any, reach: int) -> list[list[Tile]]:
-    """Return tiles with one $c$, and then the next such tiles.
+def _blocks(start: int, stop: int, least: int, most: int) -> list[slice]:
+    """Cut rows into blocks, each at most as long as all before it.
 
-    The maximum of the keys that all rows of a tile see must be close to $c$. It is a
-    matter of these keys alone, so that later keys do not change a bit. Usually all
-    tiles are one run.
+    A block leaves out the keys that none of its rows sees, and has a $c$ of its own: a
+    matter of keys that all of its rows see, so that later keys do not change a bit.
     """
-    time, k = x[0].shape[1], x[1]
-    tops, tiles = [], []
-    for t in range(0, time, TILE):
-        end = reach + t + 1  # the keys that the first row sees
-        tops.append(k[:, end - TILE if t else 0 : end].amax(1))
-        tiles.append(
-            Tile(slice(t, t + TILE), min(end + TILE - 1, reach + time), end - 1)
-        )
-    top = torch.stack(tops).cummax(0)[0]
-    top.masked_fill_(top == -torch.inf, 0)
-    runs, first = [[tiles[0]]], top[0]
-    for tile, now in zip(tiles[1:], top[1:], strict=True):
-        if (now - first).abs().amax() > MAX_DRIFT:
-            runs.append([])
-            first = now
-        runs[-1].append(tile)
-    return runs
+    made, first = [], start
+    while first < stop:
+        end = min(first + min(max(first - start, least), most), stop)
+        made.append(slice(first, end))
+        first = end
+    return made
 
 
-def _add(made: Any, w: Tensor, more: int, dK: Tensor, dV: Tensor) -> None:
-    """Add gradients of what tiles see to those of keys and values.
+def _add(made: Any, w: Tensor, count: int, dK: Tensor, dV: Tensor) -> None:
+    """Add gradients of what the first tiles see to those of keys and values.
 
     What several tiles see is added piece by piece, each without overlap.
     """
     dk, dv, _, dL, dm = made
-    tiles, groups, rows, size = len(dK), w.shape[1], w.shape[2], dK.shape[2] - more
+    (_, groups, rows, _), tiles = w.shape, len(dK)
+    more = 0 if dL is None else dL.shape[1] // count
     if more:
-        _steps(dL, more, more, groups).add_(dK[:, :, :more])
-        _steps(dm, more, more, groups).add_(dV[:, :, :more])
+        for sums, part in ((dL, dK), (dm, dV)):
+            _steps(sums, more, more, groups)[:tiles].add_(part[:, :, :more])
+    size = dK.shape[2] - more
     length = rows if tiles > 1 else size
     for first in range(0, size, length):
         n = min(length, size - first)
@@ -242,110 +267,85 @@ def _add(made: Any, w: Tensor, more: int, dK: Tensor, dV: Tensor) -> None:
             _steps(sums[:, first:], n, length, groups)[:tiles].add_(part[:, :, here])
 
 
-def _factors(
-    x: Any, count: int, run: list[Tile], check: bool = True
-) -> tuple[Pairs, Tensor, Tensor | None]:
-    """Return what tiles see, `X` and `XV` of (e5), and where one is beyond the bound.
+def _terms(
+    x: Any, reach: int, block: slice, check: bool = True
+) -> tuple[Pairs, Tensor, Tensor, Tensor | None]:
+    """Return what a block sees, and `E`, `X` and `XV` of (e5), 0 beyond the bounds.
 
-    Both are 0 there. Usually there is no such place: the extremes of all factors say
-    so, and None is returned. Either way the factors within the bound are the same bits.
+    Usually nothing is beyond: the extremes of all factors say so. Either way those
+    within the bounds are the same bits.
 
-    - `check`: False = there is no such place: every row is safe, and each key is seen.
-    - Returns keys and values, factors `[2, tiles, groups, keys, batch, c]`, and places.
+    - `check`: False = every row is safe, and each key is seen.
+    - Returns keys and values, `E`, factors `[2, tiles, groups, keys, batch, c]`, and
+      which rows see what is beyond the bounds; None = no row.
     """
-    _, k, v, w, L, m = x
+    q, k, v, w, L, m = x
     _, groups, rows, size = w.shape
-    size, reach = run[-1].end or size, run[0].reach
-    k, v = (_steps(part, size, rows, groups) for part in (k, v))
-    top = k[:, :, : size if reach < 0 else reach + 1].amax(2, keepdim=True)
+    end = size if reach < 0 else reach + block.stop
+    k, v = (_steps(part, end, rows, groups) for part in (k, v))
+    top = k[:, :, : end if reach < 0 else reach + block.start + 1].amax(2, keepdim=True)
     pairs, more = [(k, v)], 0
     if L is not None:
-        more = L.shape[1] // count
+        more = L.shape[1] * rows // q.shape[1]
         L, m = (_steps(part, more, more, groups) for part in (L, m))
         top, pairs = torch.maximum(top, L.amax(2, keepdim=True)), [(L, m), *pairs]
     top.masked_fill_(top == -torch.inf, 0)
-    factors = k.new_empty(2, *k.shape[:2], more + size, *k.shape[3:])
+    factors = k.new_empty(2, *k.shape[:2], more + end, *k.shape[3:])
     parts = factors.split([key.shape[2] for key, _ in pairs], 3)
     for (key, value), (X, XV) in zip(pairs, parts, strict=True):
-        torch.mul(torch.sub(key, top, out=X).exp_(), value, out=XV)
-    if not check:
-        return pairs, factors, None
-    low, high = factors.aminmax()
-    if torch.maximum(-low, high) <= MAX_FACTOR:  # False with NaN
-        return pairs, factors, None
-    bad = ~(factors.abs() <= MAX_FACTOR).all(0)
-    return pairs, factors.masked_fill_(bad, 0), bad
-
-
-def _weights(
-    w: Tensor, tile: Tile, more: int, check: bool = True
-) -> tuple[Tensor, Tensor | None]:
-    """Return `E` of (e5), with the bias 0 of `more` keys in front.
-
-    Where it is beyond the bound it is 0; the second result says where, or is None.
-    """
-    w = w[:, :, tile.rows, : tile.end]
+        torch.sub(key, top, out=X).clamp_(min=FAINT).exp_()
+        torch.mul(torch.threshold_(X, 2 * math.exp(FAINT), 0), value, out=XV)
+    w, unsafe = w[:, :, block, :end], None
     E = (F.pad(w, (more, 0)) if more else w).exp()
-    if tile.reach >= 0:
-        E.tril_(more + tile.reach)
-    if not check or E.amax() <= MAX_WEIGHT:
-        return E, None
-    wide = ~(E <= MAX_WEIGHT)
-    return E.masked_fill_(wide, 0), wide
+    if reach >= 0:
+        E.tril_(more + reach + block.start)
+    if not check:
+        return pairs, E, factors, None
+    low, high = factors.aminmax()
+    if not torch.maximum(-low, high) <= MAX_FACTOR:  # or NaN
+        bad = ~(torch.maximum(factors[0], factors[1].abs()) <= MAX_FACTOR)
+        factors.masked_fill_(bad, 0)
+        own = E.shape[2] if reach >= 0 else 1  # keys that not all rows see, and one
+        older, unsafe = bad[:, :, :-own], bad[:, :, -own:]
+        unsafe[:, :, 0] |= older.any(2)
+        for before, now in pairwise(unsafe.unbind(2)):
+            now |= before
+    if not E.amax() <= MAX_WEIGHT:
+        wide = ~(E <= MAX_WEIGHT)
+        E.masked_fill_(wide, 0)
+        rows_of = wide.any(-1)[..., None, None]
+        unsafe = rows_of if unsafe is None else unsafe | rows_of
+    return pairs, E, factors, unsafe
 
 
-def _columns(single: Tensor, E: Tensor) -> list[tuple[Any, ...]]:
-    """Return the columns with unsafe rows, as many at a time as there is room for.
+def _columns(single: Tensor, pairs: Pairs) -> list[tuple[Tensor, ...]]:
+    """Return the columns with such rows, as many at a time as there is room for.
 
-    They are of one tile and group: two numbers, then indices of sequence and channel.
+    Each is an index of a tile, a group, a sequence and a channel.
     """
-    some, room = single.any(2), max(ROOM // E[0, 0].numel(), 1)
-    return [
-        (tile, group, *part.unbind(1))
-        for tile, group in some.flatten(2).any(2).nonzero().tolist()
-        for part in some[tile, group].nonzero().split(room)
-    ]
-
-
-def _backward_of_singles(
-    pairs: Pairs,
-    w: Tensor,
-    tile: Tile,
-    inverse: Tensor,
-    gate: Tensor,
-    dy: Tensor,
-    dE: Tensor,
-    gradients: Tensor,
-) -> None:
-    """Add the gradients by single rows to those of biases, keys and values."""
-    single = inverse == 0
-    for at in _columns(single, dE):
-        weights, values = _softmax(pairs, w, tile, at)
-        slope, up, alone = (x.movedim(2, -1)[at] for x in (gate, dy, single))
-        mean = weights @ values[..., None]
-        p = weights.mul_((slope * up).masked_fill_(~alone, 0)[..., None])
-        dK = (values[:, None] - mean).mul_(p)
-        dE[at[:2]] += dK.sum(0)
-        for sums, part in zip(gradients, (p, dK), strict=True):
-            sums[:, :, : dE.shape[3]].movedim(2, -1)[at] += part.sum(1)
+    size = single.shape[2] * sum(key.shape[2] for key, _ in pairs)
+    columns = single.any(2).nonzero().split(max(ROOM // size, 1))
+    return [part.unbind(1) for part in columns if len(part)]
 
 
 def _softmax(
-    pairs: Pairs, w: Tensor, tile: Tile, at: tuple[Any, ...]
+    pairs: Pairs, w: Tensor, reach: int, block: slice, at: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor]:
     """Return the weights of columns, `[columns, rows, keys]`, and the values."""
-    w = w[at[0] % len(w), at[1], tile.rows, : tile.end]
     keys, values = (
         torch.cat([x.movedim(2, -1)[at] for x in parts], -1)
         for parts in zip(*pairs, strict=True)
     )
-    more = sum(key.shape[2] for key, _ in pairs[:-1])
-    keys, values = (x[:, : more + w.shape[1]] for x in (keys, values))
-    exponent = keys[:, None] + F.pad(w, (more, 0))
-    if tile.reach >= 0:
-        seen = torch.ones_like(exponent[0], dtype=torch.bool).tril_(more + tile.reach)
-        exponent.masked_fill_(~seen, -torch.inf)
-    empty = exponent.amax(-1, keepdim=True) == -torch.inf  # where the softmax is NaN
+    end = pairs[-1][0].shape[2]
+    more = keys.shape[1] - end
+    w = F.pad(w[:, :, block, :end], (more, 0))
+    exponent = w[at[0] % len(w), at[1]].add_(keys[:, None])
+    if reach >= 0:
+        seen = torch.ones_like(exponent[0], dtype=torch.bool)
+        exponent.masked_fill_(~seen.tril_(more + reach + block.start), -torch.inf)
+    top = exponent.amax(-1, keepdim=True)
+    exponent.masked_fill_(exponent < top + FAINT, -torch.inf)
+    empty = top == -torch.inf  # where the softmax is NaN
     return torch.softmax(exponent, -1).masked_fill_(empty, 0), values
 
 

@@ -10,17 +10,8 @@ from torch import Tensor
 from fwlab.ops.aft.window.kernels import window
 
 
-def causal(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """Return Eq. 2: row $t$ sees past and present."""
-    return _seeing(k.shape[1] - q.shape[1], q, k, v, w)
-
-
-def not_causal(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """Return Eq. 2: every row sees all steps."""
-    return _seeing(k.shape[1], q, k, v, w)
-
-
-def _seeing(reach: int, q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """Return Eq. 2: row t sees the keys up to t + `reach`."""
+def aft_full(q: Tensor, k: Tensor, v: Tensor, w: Tensor, causal: bool) -> Tensor:
+    """Return Eq. 2: every row sees all steps, or if `causal` past and present."""
+    reach = k.shape[1] - q.shape[1] if causal else k.shape[1]
     state = q.new_zeros(2, len(q), q.shape[-1], dtype=torch.float32)
     return window((q, k, v, w[None], *state), reach)[0]

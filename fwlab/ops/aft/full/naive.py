@@ -6,6 +6,8 @@ $w$ of the two positions. The query only gates the result. Equation numbers are 
 [Zhai et al. 2021](https://arxiv.org/abs/2105.14103).
 """
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -31,28 +33,27 @@ def mean_of(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     return torch.where(empty[:, 0], 0, mean)
 
 
-def causal(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    r"""Let row $t$ see past and present: the sums of Eq. 2 end at $t$.
+def gated_means(q: Tensor, k: Tensor, v: Tensor, w: Iterable[Tensor]) -> Tensor:
+    """Compute one row after the other.
+
+    - `q`: `[batch, time, channels]`, `k`, `v`: the same with all keys.
+    - `w`: the biases of each row, `[keys, 1 or channels]`, for the keys that it sees.
+    """
+    y = []
+    for q_t, w_t in zip(q.unbind(1), w, strict=True):
+        seen = len(w_t)
+        m = mean_of(k[:, :seen], v[:, :seen], w_t)
+        y.append(torch.sigmoid(q_t) * m)  # Eq. 2
+    return torch.stack(y, dim=1)
+
+
+def aft_full(q: Tensor, k: Tensor, v: Tensor, w: Tensor, causal: bool) -> Tensor:
+    r"""Let row $t$ see all steps, or if `causal` past and present: the sums end at $t$.
 
     - `q`: `[batch, time, channels]`.
     - `k`, `v`: `[batch, past + time, channels]`, beginning with those of earlier calls.
     - `w`: `[time, past + time]`.
     """
-    y, past = [], k.shape[1] - q.shape[1]
-    for t, (q_t, w_t) in enumerate(zip(q.unbind(1), w, strict=True)):
-        end = past + t + 1
-        m = mean_of(k[:, :end], v[:, :end], w_t[:end, None])
-        y.append(torch.sigmoid(q_t) * m)  # Eq. 2
-    return torch.stack(y, dim=1)
-
-
-def not_causal(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """Let every row see all steps.
-
-    - `q`, `k`, `v`: `[batch, time, channels]`.
-    - `w`: `[time, time]`.
-    """
-    y = []
-    for q_t, w_t in zip(q.unbind(1), w, strict=True):
-        y.append(torch.sigmoid(q_t) * mean_of(k, v, w_t[:, None]))  # Eq. 2
-    return torch.stack(y, dim=1)
+    past = k.shape[1] - q.shape[1]
+    rows = [w_t[: past + t + 1] if causal else w_t for t, w_t in enumerate(w)]
+    return gated_means(q, k, v, (w_t[:, None] for w_t in rows))

@@ -104,10 +104,7 @@ def aft_simple(
         return naive.not_causal(q, k, v), None
     shape = v.shape[0], v.shape[2]
     if state is None:
-        state = (
-            v.new_full(shape, -math.inf, dtype=dtype),
-            v.new_zeros(shape, dtype=dtype),
-        )
+        state = tuple(operation.unseen(v, shape))
     state = operation.check_parts("aft_simple", state, RunningMean, [shape, shape], v)
     if not v.numel():
         return operation.empty(v, q, k), state

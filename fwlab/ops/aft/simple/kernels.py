@@ -164,8 +164,7 @@ def summarize(
 
 @triton.jit(do_not_specialize=["segments", "D"])
 def carry(
-    top, s, a, top_start, s_start, a_start, top_end, s_end, a_end,
-    segments, D,
+    top, s, a, top_start, s_start, a_start, top_end, s_end, a_end, segments, D,
     BD: tl.constexpr, AHEAD: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
     """Replace each triple by that of all segments before it.

@@ -214,15 +214,7 @@ def _window(
         return efficient.whole(q, k, v, band), None
     recent, running = (batch, length, channels), (batch, channels)
     if state is None:
-        fresh = True
-        state = tuple(
-            fill
-            for size in (recent, running)
-            for fill in (
-                v.new_full(size, -math.inf, dtype=dtype),
-                v.new_zeros(size, dtype=dtype),
-            )
-        )
+        fresh, state = True, tuple(operation.unseen(v, recent, running))
     shapes = recent, recent, running, running
     state = operation.check_parts(op, state, WindowState, shapes, v)
     if not v.numel():

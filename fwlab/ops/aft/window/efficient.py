@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fwlab.ops._operation import unseen
 from fwlab.ops._recurrence import is_traced
 from fwlab.ops.aft.full.efficient import tiles
 from fwlab.ops.aft.simple.efficient import before_each
@@ -45,23 +46,17 @@ def whole(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> Tensor:
     time, before = q.shape[1], band.shape[-1] - 1
     if not is_traced(q) and time <= 2 * TILE:  # one tile, and no key before it
         w = _spread(band.flip(-1), time, before)
-        return tiles((q, k, v, w, None, None), 1, 0, False)[0]
-    return causal(q, *_padded(k, v, before, 0), band, *_empty(q))[0]
+        return tiles((q, k, v, w, None, None), 0)[0]
+    return causal(q, *_padded(k, v, before, 0), band, *unseen(q, q[:, 0].shape))[0]
 
 
 def not_causal(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> Tensor:
     """Let every row see all steps; arguments as in the naive version."""
-    time, half = q.shape[1], band.shape[-1] // 2
-    n = -(-time // TILE)
-    starts = torch.arange(n, device=q.device) * TILE
-    before = (starts - half).clamp(min=0)
-    behind = (starts + TILE + half).clamp(max=time)
-    outside = _outside(k, v, before, time - behind)
     # Columns count the steps back, and then those ahead.
+    half = band.shape[-1] // 2
     back, ahead = band[..., : half + 1], band[..., half + 1 :]
     w = _spread(torch.cat([back.flip(-1), ahead], -1), TILE)
-    k, v = _padded(k, v, half, n * TILE + half - time)
-    return _tiles(q, k, v, w, outside, -1)
+    return _both_sides(q, k, v, w, half)
 
 
 def image(
@@ -69,22 +64,37 @@ def image(
 ) -> Tensor:
     """Compute AFT-conv of an image; arguments as in the naive version.
 
-    A line of the image is a tile. It sees the lines that the kernel covers; all lines
-    above them are one key, and all below another.
+    A line of the image is a tile. It sees the lines that the kernel covers.
     """
     half = kernel.shape[-1] // 2
-    line = torch.arange(height, device=q.device)
-    above = (line - half).clamp(min=0) * width
-    below = (height - 1 - line - half).clamp(min=0) * width
-    outside = _outside(k, v, above, below)
     # One line and the lines around it: the same for all lines.
     column = torch.arange(width, device=q.device)
     right = column - column[:, None] + half
     inside = (right >= 0) & (right <= 2 * half)
     w = kernel[:, :, right.clamp(0, 2 * half)]  # [heads, lines, row, key]
     w = torch.where(inside, w, 0).transpose(1, 2).flatten(2)
-    k, v = _padded(k, v, half * width, half * width)
-    return _tiles(q, k, v, w[None], outside, -1)
+    return _both_sides(q, k, v, w[None], half * width)
+
+
+def _both_sides(q: Tensor, k: Tensor, v: Tensor, w: Tensor, reach: int) -> Tensor:
+    """Compute tiles that see `reach` keys on both sides, and means of all others.
+
+    - `w`: as in `_tiles`.
+    """
+    r = w.shape[2]
+    n = -(-q.shape[1] // r)
+    k, v = _padded(k, v, reach, n * r + reach - q.shape[1])
+    before, behind = (
+        before_each(
+            *_means(keys[:, : n * r], values[:, : n * r], r), *unseen(q, q[:, 0].shape)
+        )
+        for keys, values in ((k, v), (k.flip(1), v.flip(1)))
+    )
+    L, m = (
+        torch.stack([x[:, :n], y[:, :n].flip(1)], 2).flatten(1, 2)
+        for x, y in zip(before, behind, strict=True)
+    )
+    return _tiles(q, k, v, w, (L, m), -1)
 
 
 def _tiles(
@@ -108,7 +118,7 @@ def _tiles(
     count = -(-time // r)
     if is_traced(q) or time % r:
         q = F.pad(q, (0, 0, 0, count * r - time))
-    return tiles((q, k, v, w, *outside), count, reach, False)[0][:, :time]
+    return tiles((q, k, v, w, *outside), reach)[0][:, :time]
 
 
 def _spread(band: Tensor, r: int, skip: int = 0) -> Tensor:
@@ -150,29 +160,6 @@ def _means(k: Tensor, v: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     s = s.masked_fill(empty, 1)
     L = (top[:, :, 0] + s.log()).masked_fill(empty, -math.inf)
     return L, (weights * v).sum(2) / s
-
-
-def _outside(
-    k: Tensor, v: Tensor, before: Tensor, behind: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return the running means of the steps before and behind each tile.
-
-    - `before`, `behind`: `[tiles]`, the number of these steps.
-    - Returns `[batch, tiles * 2, channels]` each.
-    """
-    first = before_each(k, v, *_empty(k))
-    last = before_each(k.flip(1), v.flip(1), *_empty(k))
-    L, m = (
-        torch.stack([x[:, before], y[:, behind]], 2).flatten(1, 2)
-        for x, y in zip(first, last, strict=True)
-    )
-    return L, m
-
-
-def _empty(k: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the running mean of no steps."""
-    size = k.shape[0], k.shape[2]
-    return k.new_full(size, -math.inf), k.new_zeros(size)
 
 
 def _padded(k: Tensor, v: Tensor, before: int, behind: int) -> tuple[Tensor, Tensor]:

@@ -46,9 +46,8 @@ WIDE = 64
 
 #: The key of a step that no row sees.
 LOW = tl.constexpr(float("-inf"))
-#: Bounds for products, far from the limits of float32: the maximum
-#: exponent of a factor, the maximum of a factor with a value, and the
-#: bounds of the sums.
+#: Bounds for products, far from the limits of float32: the maximum exponent of a
+#: factor, the maximum of a factor with a value, and the bounds of the sums.
 MAX_EXPONENT, MAX_VALUE = tl.constexpr(27.0), tl.constexpr(1e20)
 #: The mark of a sum that is out of bounds.
 WRONG = tl.constexpr(-1.0)
@@ -134,8 +133,7 @@ def _dot(a, b, PRECISION: tl.constexpr):
 
 @triton.jit
 def _one_by_one(
-    k, v, band, M, S, A, t, c, channel, start, end, time, W, reach,
-    D: tl.constexpr,
+    k, v, band, M, S, A, t, c, channel, start, end, time, W, reach, D: tl.constexpr,
 ):  # fmt: skip
     """Add one key after the other to the triples of a tile of rows.
 
@@ -215,9 +213,8 @@ def _by_products(
 
 @triton.jit(do_not_specialize=["time", "keys", "W", "reach", "rows"])
 def window_forward(
-    q, k, v, band, top, s, a, y, L, m, time, keys, W, reach, rows,
-    D: tl.constexpr, H: tl.constexpr,
-    R: tl.constexpr, BD: tl.constexpr, P: tl.constexpr,
+    q, k, v, band, top, s, a, y, L, m, time, keys, W, reach, rows, D: tl.constexpr,
+    H: tl.constexpr, R: tl.constexpr, BD: tl.constexpr, P: tl.constexpr,
     PRODUCTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute Eq. 2 for a tile of rows and some channels of a group.
@@ -300,11 +297,9 @@ def rows_backward(q, dy, m, dm, db, dq, size, extra, B: tl.constexpr):
 
 @triton.jit(do_not_specialize=["time", "keys", "W", "reach", "rows", "segments"])
 def window_backward_keys(
-    k, v, band, L, dm, db, top, s, a, dk, dv,
-    time, keys, W, reach, rows, segments,
-    D: tl.constexpr, H: tl.constexpr,
-    R: tl.constexpr, BD: tl.constexpr, P: tl.constexpr,
-    PRODUCTS: tl.constexpr, PRECISION: tl.constexpr,
+    k, v, band, L, dm, db, top, s, a, dk, dv, time, keys, W, reach, rows, segments,
+    D: tl.constexpr, H: tl.constexpr, R: tl.constexpr, BD: tl.constexpr,
+    P: tl.constexpr, PRODUCTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute (e6) and (e7) for a tile of keys: sum over the rows that see it.
 
@@ -407,11 +402,9 @@ def _rows(
 
 @triton.jit(do_not_specialize=["time", "keys", "W", "reach", "rows", "batch", "across"])
 def window_backward_band(
-    k, v, band, L, m, dm, dband,
-    time, keys, W, reach, rows, batch, across,
-    D: tl.constexpr, H: tl.constexpr,
-    R: tl.constexpr, BD: tl.constexpr, P: tl.constexpr,
-    PRODUCTS: tl.constexpr, PRECISION: tl.constexpr,
+    k, v, band, L, m, dm, dband, time, keys, W, reach, rows, batch, across,
+    D: tl.constexpr, H: tl.constexpr, R: tl.constexpr, BD: tl.constexpr,
+    P: tl.constexpr, PRODUCTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute (e8): the biases of a tile of rows and of P keys.
 
@@ -608,8 +601,7 @@ window = Recurrence(
 
 
 def causal(
-    q: Tensor, k: Tensor, v: Tensor, band: Tensor, log_sum: Tensor,
-    mean: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, band: Tensor, log_sum: Tensor, mean: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return Eq. 4 and the next state: row $t$ sees past and present."""
     return tuple(window((q, k, v, band, log_sum, mean), None))

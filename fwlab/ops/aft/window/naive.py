@@ -13,7 +13,7 @@ et al. 2021](https://arxiv.org/abs/2105.14103).
 import torch
 from torch import Tensor
 
-from fwlab.ops.aft.full.naive import mean_of
+from fwlab.ops.aft.full.naive import gated_means, mean_of
 
 
 def biases(w: Tensor, at: Tensor, channels: int) -> Tensor:
@@ -30,8 +30,7 @@ def biases(w: Tensor, at: Tensor, channels: int) -> Tensor:
 
 
 def causal(
-    q: Tensor, k: Tensor, v: Tensor, band: Tensor, log_sum: Tensor,
-    mean: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, band: Tensor, log_sum: Tensor, mean: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     r"""Let row $t$ see past and present.
 
@@ -49,23 +48,16 @@ def causal(
     v = torch.cat([mean[:, None], v], 1)
     steps = torch.arange(-s, time, device=q.device)
     back = torch.arange(s, device=q.device)
-    w = band.expand(-1, time, -1).unbind(1)
-    y = []
-    for t, (q_t, w_t) in enumerate(zip(q.unbind(1), w, strict=True)):
-        end = s + t + 1
-        at = t - steps[:end, None] == back
-        w_t = biases(w_t, at, channels)
-        m = mean_of(k[:, :end], v[:, :end], w_t)
-        y.append(torch.sigmoid(q_t) * m)  # Eq. 2
+    rows = (
+        biases(w_t, t - steps[: s + t + 1, None] == back, channels)
+        for t, w_t in enumerate(band.expand(-1, time, -1).unbind(1))
+    )
+    y = gated_means(q, k, v, rows)
     older, values = k[:, : time + 1], v[:, : time + 1]
     empty = (older == -torch.inf).all(1)
     total = torch.logsumexp(torch.where(empty[:, None], 0, older), 1)
     log_sum = torch.where(empty, -torch.inf, total)
-    return (
-        torch.stack(y, dim=1),
-        log_sum,
-        mean_of(older, values, torch.zeros_like(older[0])),
-    )
+    return y, log_sum, mean_of(older, values, torch.zeros_like(older[0]))
 
 
 def not_causal(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> Tensor:
@@ -79,18 +71,15 @@ def not_causal(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> Tensor:
     steps = torch.arange(time, device=q.device)
     back = torch.cat([torch.arange(s), -torch.arange(1, s)])
     back = back.to(q.device)
-    w = band.expand(-1, time, -1).unbind(1)
-    y = []
-    for t, (q_t, w_t) in enumerate(zip(q.unbind(1), w, strict=True)):
-        at = t - steps[:, None] == back
-        w_t = biases(w_t, at, channels)
-        y.append(torch.sigmoid(q_t) * mean_of(k, v, w_t))  # Eq. 2
-    return torch.stack(y, dim=1)
+    rows = (
+        biases(w_t, t - steps[:, None] == back, channels)
+        for t, w_t in enumerate(band.expand(-1, time, -1).unbind(1))
+    )
+    return gated_means(q, k, v, rows)
 
 
 def image(
-    q: Tensor, k: Tensor, v: Tensor, kernel: Tensor, height: int,
-    width: int,
+    q: Tensor, k: Tensor, v: Tensor, kernel: Tensor, height: int, width: int,
 ) -> Tensor:  # fmt: skip
     r"""Let every pixel of an image see all pixels: AFT-conv.
 
@@ -106,10 +95,10 @@ def image(
     )
     side = torch.arange(-half, half + 1)
     offsets = torch.cartesian_prod(side, side).to(q.device)
-    w = kernel.flatten(1)
-    y = []
-    for pixel, q_t in zip(pixels, q.unbind(1), strict=True):
-        at = ((pixels - pixel)[:, None] == offsets).all(-1)
-        m = mean_of(k, v, biases(w, at, channels))
-        y.append(torch.sigmoid(q_t) * m)  # Eq. 2
-    return torch.stack(y, dim=1)
+    rows = (
+        biases(
+            kernel.flatten(1), ((pixels - pixel)[:, None] == offsets).all(-1), channels
+        )
+        for pixel in pixels
+    )
+    return gated_means(q, k, v, rows)

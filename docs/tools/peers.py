@@ -1,0 +1,207 @@
+"""Time fwlab next to what you would use instead of it.
+
+A peer is a function of another package where that is installed, else the usual form,
+written out here. Both sides are measured in turns in one process, on as many threads as
+`OMP_NUM_THREADS` says. A ratio above 1 means that fwlab is faster.
+"""
+
+import statistics
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fwlab import ops
+from fwlab.bench import operations
+from fwlab.bench.measure import in_turns, peak_mib
+from fwlab.bench.operations import BLOCK, D_MODEL, HEADS, LAYERS, VOCAB
+from fwlab.feature_maps import l2_normalize
+from fwlab.models import LanguageModel
+
+ROUNDS = 5
+#: What computes, and on what; each takes no arguments.
+Sides = dict[str, Callable[[], Any]]
+
+
+def leaves(*tensors: Tensor) -> list[Tensor]:
+    """Return tensors that want gradients."""
+    return [x.requires_grad_() for x in tensors]
+
+
+def both_ways(call: Callable[..., Tensor], inputs: list[Tensor]) -> Callable[[], Any]:
+    """Return forward and backward of a call."""
+    gradient = torch.ones_like(call(*inputs))
+    return lambda: torch.autograd.grad(call(*inputs), inputs, gradient)
+
+
+def gated_delta(batch: int, time: int, heads: int, width: int) -> Sides:
+    """Compare with Hugging Face's chunks for Qwen3-Next; keys get length 1."""
+    from transformers.models.qwen3_next import modeling_qwen3_next as peer
+
+    row = (batch, time, heads, width)
+    gates = torch.rand(row[:3]), -0.1 * torch.rand(row[:3])
+    inputs = leaves(*(torch.randn(row) for _ in range(3)), *gates)
+
+    def ours(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor) -> Tensor:
+        q, k = l2_normalize(q), l2_normalize(k)
+        return ops.gated_delta_rule(q, k, v, beta, decay, scale=width**-0.5)
+
+    def theirs(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor) -> Tensor:
+        chunks = peer.torch_chunk_gated_delta_rule
+        return chunks(q, k, v, decay, beta, use_qk_l2norm_in_kernel=True)[0]
+
+    return {"fwlab": both_ways(ours, inputs), "peer": both_ways(theirs, inputs)}
+
+
+def one_token(batch: int, heads: int, width: int) -> Sides:
+    """Compare one step of the gated delta rule with Hugging Face's; forward only."""
+    from transformers.models.qwen3_next import modeling_qwen3_next as peer
+
+    row = (batch, 1, heads, width)
+    q, k, v = (torch.randn(row) for _ in range(3))
+    beta, decay = torch.rand(row[:3]), -torch.rand(row[:3])
+    W = torch.randn(batch, heads, width, width)
+    ours = partial(ops.gated_delta_rule, state=W, return_state=True)
+    step = peer.torch_recurrent_gated_delta_rule
+    theirs = partial(step, initial_state=W.mT.contiguous(), output_final_state=True)
+    no_grad = torch.no_grad()
+    return {
+        "fwlab": no_grad(lambda: ours(q, k, v, beta, decay, scale=width**-0.5)),
+        "peer": no_grad(lambda: theirs(q, k, v, decay, beta)),
+    }
+
+
+def aft_full(time: int, width: int) -> Sides:
+    """Compare with products of a T x T matrix, whose keys share one maximum."""
+    q, k, v = (torch.randn(4, time, width) for _ in range(3))
+
+    def theirs(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        weights, e = bias.exp().tril(), (k - k.amax(1, keepdim=True)).exp()
+        return torch.sigmoid(q) * (weights @ (e * v)) / (weights @ e)
+
+    inputs = leaves(q, k, v, torch.randn(time, time))
+    ours: Any = ops.aft_full
+    return {"fwlab": both_ways(ours, inputs), "peer": both_ways(theirs, inputs)}
+
+
+def normalised_sum(batch: int, time: int, heads: int, width: int) -> Sides:
+    """Compare linear attention with chunks by autograd: a cumulative sum of states."""
+    row = (batch, time, heads, width)
+    q, k, v = (torch.randn(row) for _ in range(3))
+
+    def theirs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        v = F.pad(v, (0, 1), value=1.0)  # a column of ones gives the normaliser
+        q, k, v = (x.unflatten(1, (-1, 64)).transpose(2, 3) for x in (q, k, v))
+        W = k.mT @ v
+        y = (q @ k.mT).tril() @ v + q @ (W.cumsum(1) - W)
+        y = y.transpose(2, 3).flatten(1, 2)
+        return y[..., :-1] / y[..., -1:]
+
+    ours = partial(ops.sum_rule, normalize=True)
+    inputs = leaves(F.elu(q) + 1, F.elu(k) + 1, v)
+    return {"fwlab": both_ways(ours, inputs), "peer": both_ways(theirs, inputs)}
+
+
+class NanoGPT(nn.Module):
+    """A model of the form of nanoGPT, GPT-2 without biases, that also takes one token.
+
+    - `max_len`: the length of its position table and of its cache.
+    """
+
+    def __init__(self, max_len: int = BLOCK) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCAB, D_MODEL)
+        self.positions = nn.Embedding(max_len, D_MODEL)
+        norm = partial(nn.LayerNorm, D_MODEL, bias=False)
+        linear = partial(nn.Linear, bias=False)
+        wide = 4 * D_MODEL
+        self.blocks = nn.ModuleList()
+        for _ in range(LAYERS):
+            attention = [norm(), linear(D_MODEL, 3 * D_MODEL), linear(D_MODEL, D_MODEL)]
+            mlp = [norm(), linear(D_MODEL, wide), linear(wide, D_MODEL)]
+            self.blocks.append(nn.ModuleList([*attention, *mlp]))
+        self.norm, self.head = norm(), linear(D_MODEL, VOCAB)
+        self.head.weight = self.tokens.weight
+        shape = (2, LAYERS, 1, HEADS, max_len, D_MODEL // HEADS)
+        self.register_buffer("cache", torch.randn(shape), persistent=False)
+
+    def forward(self, tokens: Tensor, past: int | None = None) -> Tensor:
+        """Return logits; `past`: read the cache of this many tokens, and one token."""
+        start, end = past or 0, (past or 0) + tokens.shape[1]
+        x = self.tokens(tokens) + self.positions.weight[start:end]
+        for layer, block in enumerate(self.blocks):
+            norm, project, out, norm_mlp, expand, contract = block
+            q, k, v = (
+                part.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+                for part in project(norm(x)).chunk(3, -1)
+            )
+            if past is not None:
+                K, V = self.cache[:, layer]
+                K[:, :, start:end], V[:, :, start:end] = k, v
+                k, v = K[:, :, :end], V[:, :, :end]
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=past is None)
+            x = x + out(y.transpose(1, 2).flatten(2))
+            x = x + contract(F.gelu(expand(norm_mlp(x))))
+        return self.head(self.norm(x))
+
+
+def training(mixer: str, other: str) -> Sides:
+    """Compare a training step with that of another model of the same size."""
+    make = NanoGPT if other == "nanoGPT" else partial(operations.new_model, other)
+    return {
+        "fwlab": operations.TrainingStep(partial(operations.new_model, mixer)),
+        "peer": operations.TrainingStep(make),
+    }
+
+
+def generation(mixer: str, context: int) -> Sides:
+    """Compare one token of a model with nanoGPT's, whose cache is written in place."""
+    sizes = (VOCAB, mixer, LAYERS, HEADS, D_MODEL)
+    model = LanguageModel(*sizes, max_len=context + 1).eval()
+    peer, text = NanoGPT(context + 1), torch.randint(VOCAB, (1, context))
+    with torch.no_grad():
+        _, state = model.prefill(text)
+    return {
+        "fwlab": torch.no_grad()(lambda: model.step(text[:, 0], state)),
+        "peer": torch.no_grad()(lambda: peer(text[:, :1], context)),
+    }
+
+
+COMPARISONS: tuple[tuple[Callable[..., Sides], tuple[Any, ...]], ...] = (
+    *((gated_delta, (1, time, 4, 64)) for time in (512, 2048)),
+    (gated_delta, (4, 1024, 4, 64)),
+    (one_token, (4, 8, 64)),
+    (aft_full, (128, 128)),
+    (aft_full, (512, 128)),
+    (normalised_sum, (4, 2048, 4, 32)),
+    *((training, pair) for pair in (("delta", "softmax"), ("sum", "softmax"))),
+    (training, ("softmax", "nanoGPT")),
+    *((generation, (mixer, 512)) for mixer in ("sum", "delta", "gated-delta")),
+)
+
+
+def main() -> None:
+    """Measure and print a row for each comparison."""
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads\n")
+    print(
+        f"{'work':15}{'sizes':18}{'ms':>9}{'peer':>9}{'ratio':>7}{'MiB':>8}{'peer':>8}"
+    )
+    for function, sizes in COMPARISONS:
+        torch.manual_seed(0)
+        row = f"{function.__name__:15}{', '.join(map(str, sizes)):18}"
+        try:
+            sides = function(*sizes)
+        except ImportError as error:
+            print(f"{row}  {error.name} is not installed")
+            continue
+        times = in_turns(sides, ROUNDS)
+        ours, peer = (1e3 * statistics.median(times[name]) for name in sides)
+        memory = "".join(f"{peak_mib(call):8.1f}" for call in sides.values())
+        print(f"{row}{ours:9.2f}{peer:9.2f}{peer / ours:7.2f}{memory}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
