@@ -12,6 +12,7 @@ features.
 
 import math
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -320,7 +321,8 @@ class FeatureMap(nn.Module):
         - `d`: width of the key, at least 1.
         - Returns the width of the output of `forward`.
         """
-        return self(torch.empty(0, d)).shape[-1]
+        like = next(chain(self.parameters(), self.buffers()), torch.empty(0))
+        return self(like.new_empty(0, d)).shape[-1]
 
     def scaled(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         r"""Features that stay in range, and the logarithm of their scale.
@@ -380,11 +382,11 @@ def _elu1(x: Tensor) -> Tensor:
 
 
 class _ELU1(torch.autograd.Function):
-    r"""The same; it keeps only $\phi$, since $\phi' = \min(\phi, 1)$."""
+    r"""The same in fewer passes; it keeps only $\phi$, since $\phi' = \min(\phi, 1)$."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        phi = _elu1(x)
+        phi = x.clamp(max=0).exp().add_(x.clamp(min=0))
         ctx.save_for_backward(phi)
         return phi
 
@@ -438,43 +440,68 @@ class DPFP(FeatureMap):
 
 
 def _dpfp(x: Tensor, nu: int) -> Tensor:
-    """Eq. 37: $r$ times each of its shifts."""
-    r = torch.cat([x, -x], -1).relu_()
-    parts = [r * r.roll(-j, -1) for j in range(1, nu + 1)]
-    return parts[0] if nu == 1 else torch.cat(parts, -1)
+    """Eq. 37: a shift of $r$ is a slice of $r$ and its first entries."""
+    # Slow for each number, but one call.
+    if nu == 1 and not needs_plain_formula() and x.numel() < 4096:
+        r = torch.cat([x, -x], -1).relu_()
+        return r * r.roll(-1, -1)
+    n = 2 * x.shape[-1]
+    first = [x[..., :nu]] if 2 * nu <= n else [x, -x]
+    r = torch.cat([x, -x, *first], -1).relu_()
+    parts = [r[..., :n] * r[..., j % n :][..., :n] for j in range(1, nu + 1)]
+    return torch.cat(parts, -1)
 
 
 class _DPFP(torch.autograd.Function):
-    """The same; it keeps only `x`, and computes $r$ again."""
+    """The same in half the passes over the features. It keeps only `x`."""
 
+    # Each shift is written into its place in the result: there is
+    # nothing to concatenate.
     @staticmethod
     def forward(ctx: Any, x: Tensor, nu: int) -> Tensor:
         ctx.save_for_backward(x)
         ctx.nu = nu
-        return _dpfp(x, nu)
+        r, n = _rectified(x, nu), 2 * x.shape[-1]
+        phi = x.new_empty(*x.shape[:-1], nu * n)
+        for j, part in enumerate(phi.split(n, -1), 1):
+            torch.mul(r[..., :n], r[..., j % n :][..., :n], out=part)
+        return phi
 
-    # Each product has two factors, and each factor gets the gradient of the product
-    # times the other one.
+    # Each product has two factors, and each factor gets the gradient of
+    # the product times the other one. $r$ is computed again, so that
+    # only `x` has to be kept.
     @staticmethod
     def backward(ctx: Any, d_phi: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
         if torch.is_grad_enabled():  # for a second derivative
             phi = _dpfp(x, ctx.nu)
             return torch.autograd.grad(phi, x, d_phi, create_graph=True)[0], None
-        n = 2 * x.shape[-1]
-        more = min(ctx.nu, n - 1)
-        r = torch.cat([x, -x], -1).relu_()
-        r = torch.cat([r, r[..., :more]], -1)  # a shift is a slice of it
+        r, n = _rectified(x, ctx.nu), 2 * x.shape[-1]
         dr = d_phi.new_zeros(r.shape)
         for j, part in enumerate(d_phi.split(n, -1), 1):
             first, second = slice(n), slice(j % n, j % n + n)
             dr[..., first].addcmul_(part, r[..., second])
             dr[..., second].addcmul_(part, r[..., first])
+        # The first entries were used twice.
+        more = dr.shape[-1] - n
         dr[..., :more] += dr[..., n:]
         # ReLU lets the gradient pass where r is above 0.
         dr = torch.ops.aten.threshold_backward(dr[..., :n], r[..., :n], 0)
         positive, negative = dr.chunk(2, -1)
         return positive - negative, None
+
+
+def _rectified(x: Tensor, nu: int) -> Tensor:
+    """$r$ of Eq. 37 `[..., 2 * d]`, and its first entries once more: then
+    a shift is a slice.
+    """
+    d = x.shape[-1]
+    more = min(nu, 2 * d - 1)
+    r = x.new_empty(*x.shape[:-1], 2 * d + more)
+    torch.clamp(x, min=0, out=r[..., :d])
+    torch.neg(x, out=r[..., d : 2 * d]).clamp_(min=0)
+    r[..., 2 * d :] = r[..., :more]
+    return r
 
 
 class RandomFeatures(FeatureMap):
@@ -615,7 +642,13 @@ class FAVOR(RandomFeatures):
             wide = _at_least_float32(x)
             if self.stabilize:
                 wide = wide * self.d**-0.25
-            phi, scale = _favor(wide, self.omega.to(wide.dtype), scaled)
+            omega = self.omega.to(wide.dtype)
+            # The gradient of the directions has no formula by hand.
+            plain = needs_plain_formula() or (
+                omega.requires_grad and torch.is_grad_enabled()
+            )
+            compute = _favor if plain else _FAVOR.apply
+            phi, scale = compute(wide, omega, scaled)
             return phi.to(x.dtype), scale
 
 
@@ -628,13 +661,62 @@ def _favor(x: Tensor, omega: Tensor, scaled: bool) -> tuple[Tensor, Tensor | Non
     """
     along = x @ omega.mT
     rest = (x * x).sum(-1, keepdim=True) / 2 + math.log(2 * len(omega)) / 2
+    exponents = torch.cat([along, -along], -1) - rest
     if not scaled:
-        return (torch.cat([along, -along], -1) - rest).exp(), None
-    # The rest is part of the scale, so it cancels, and loses no digits. But to autograd
-    # the scale is a constant, so that the features have the gradient of the rest.
-    top = along.detach().abs().amax(-1, keepdim=True)
-    features = (torch.cat([along, -along], -1) - (top + (rest - rest.detach()))).exp()
-    return features, (top - rest).detach()[..., 0]
+        return exponents.exp(), None
+    # Constant to autograd: it cancels later, so no gradient is lost.
+    top = exponents.detach().amax(-1, keepdim=True)
+    return (exponents - top).exp(), top[..., 0]
+
+
+class _FAVOR(torch.autograd.Function):
+    r"""The same in fewer passes over the features.
+
+    A feature below the smallest normal number (2e-308 in float64, 1e-38 in float32)
+    becomes 0. It would be subnormal: a processor computes such numbers, and with them,
+    many times more slowly, and their digits are not those of its precision. `divide`
+    takes a total of this size for 0, too; next to any larger total, such a feature is
+    lost in the rounding error, and so is its gradient, which is proportional to it.
+    """
+
+    # Exponents are written into their place in the result. The scale is
+    # $\max |\omega x|$ less the rest, so the rest cancels.
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, omega: Tensor, scaled: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        along = x @ omega.mT
+        rest = (x * x).sum(-1, keepdim=True) / 2 + math.log(2 * len(omega)) / 2
+        top = torch.linalg.vector_norm(along, math.inf, -1, True) if scaled else rest
+        phi = x.new_empty(*x.shape[:-1], 2 * len(omega))
+        positive, negative = phi.chunk(2, -1)
+        torch.sub(along, top, out=positive)
+        torch.sub(-top, along, out=negative)
+        # Not -inf: its exponential takes three times as long.
+        least = torch.finfo(x.dtype).tiny
+        torch.threshold_(phi.clamp_(math.log(least) + 0.5).exp_(), 2 * least, 0.0)
+        ctx.save_for_backward(x, omega, phi)
+        ctx.scaled = scaled
+        if not scaled:
+            return phi, None
+        scale = (top - rest)[..., 0]
+        ctx.mark_non_differentiable(scale)
+        return phi, scale
+
+    # With the gradients $g_\pm = d\phi_\pm\, \phi_\pm$ of the exponents,
+    # $dx = \Omega^\top (g_+ - g_-) - x \sum (g_+ + g_-)$.
+    @staticmethod
+    def backward(ctx: Any, d_phi: Tensor, _: Any) -> tuple[Tensor, None, None]:
+        x, omega, phi = ctx.saved_tensors
+        if torch.is_grad_enabled():  # for a second derivative
+            phi = _favor(x, omega, ctx.scaled)[0]
+            return torch.autograd.grad(phi, x, d_phi, create_graph=True)[0], None, None
+        # In the order of `phi`, however the gradient came.
+        g = phi * d_phi
+        total = g.sum(-1, keepdim=True)
+        positive, negative = g.chunk(2, -1)
+        dx = positive.sub_(negative) @ omega
+        return dx.addcmul_(x, total, value=-1), None, None
 
 
 class RandomFourier(RandomFeatures):

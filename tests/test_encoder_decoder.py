@@ -240,7 +240,7 @@ def test_each_attention_has_a_map_of_its_own():
         (lambda: EncoderDecoder(10, 12)(torch.tensor([[0, 10]]), tokens(1, 3)), "source from 0 to 9, got .* to 10"),
         (lambda: EncoderDecoder(10, 12)(tokens(3), tokens(2, 3)), r"source of shape .*got \[3\]"),
         (lambda: EncoderDecoder(10, 12)(tokens(2, 3), tokens(2, 3).float()), "target_in of dtype"),
-        (lambda: EncoderDecoder(10, 12).generate(tokens(2, 3), 4, start=12), "start from 0 to 11, got 12"),
+        (lambda: EncoderDecoder(10, 12).generate(tokens(2, 3), 4, start=12), "start to be from 0 to 11, got 12"),
         (lambda: EncoderDecoder(10, 12).generate(tokens(2, 3), -1, start=1), "max_new_tokens"),
     ],
 )  # fmt: skip

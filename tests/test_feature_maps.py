@@ -13,6 +13,7 @@ from fwlab.feature_maps import (
     DPFP,
     ELU1,
     FAVOR,
+    FeatureMap,
     Identity,
     RandomFourier,
     ReLU,
@@ -475,3 +476,71 @@ def test_stabilised_features_far_beyond_float32(rule, size):
         v = layer.to_v(exact).unflatten(-1, (2, -1))
         mean = torch.einsum("btsh,bshv->bthv", a, v).flatten(2)
         torch.testing.assert_close(right, layer.to_out(mean))
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("stabilize", [False, True])
+def test_favor_by_hand_is_the_formula(scaled, stabilize):
+    """Directions with gradients take the formula, and others do not."""
+    phi = FAVOR(3, 4, stabilize=stabilize, seed=0).double()
+    results = []
+    for learned in (False, True):
+        phi.omega.requires_grad_(learned)
+        x = 3 * random(5, 2, 3)
+        x.requires_grad_()
+        y, scale = phi.scaled(x) if scaled else (phi(x), None)
+        # A gradient whose last dimension is not the innermost in memory.
+        dy = random(8, 5, 2).permute(1, 2, 0)
+        (dx,) = torch.autograd.grad(y, x, dy, create_graph=True)
+        results.append([y, dx, *torch.autograd.grad(dx.square().sum(), x)])
+        results[-1] += [] if scale is None else [scale]
+        assert learned == (phi.omega in {*_leaves(y.grad_fn)})
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_no_feature_of_favor_is_subnormal(dtype):
+    """A processor is slow with them; those of the formula are."""
+    tiny = torch.finfo(dtype).tiny
+    phi = FAVOR(1, 1, stabilize=False).to(dtype)
+    # The exponents are +-x - x^2/2, from 0 to far below the range.
+    phi.omega.fill_(1)
+    x = torch.linspace(0, 45, 1000, dtype=dtype)[:, None]
+    found, exact = phi(x), phi.omega.requires_grad_() and phi(x)
+    assert (exact[exact != 0] < tiny).any()
+    assert (found[found != 0] >= tiny).all() and (found == 0).any()
+    torch.testing.assert_close(found, exact, rtol=1e-10, atol=2 * tiny)
+
+
+def test_favor_takes_keys_of_any_length():
+    """Also where the square of a length is beyond float32."""
+    x = (1e19 * torch.randn(3, 8, generator=torch.Generator().manual_seed(0))).float()
+    x.requires_grad_()
+    phi, _ = FAVOR(8, 16, seed=0).scaled(x)
+    assert phi.isfinite().all() and phi.amax() == 1
+    (gradient,) = torch.autograd.grad(phi.sum(), x)
+    assert gradient.isfinite().all()
+
+
+def test_width_of_a_map_of_your_own():
+    class Own(FeatureMap):
+        def __init__(self):
+            super().__init__()
+            self.project = torch.nn.Linear(8, 12)
+
+        def forward(self, x):
+            return self.project(x).relu()
+
+    assert [Own().to(dtype).width(8) for dtype in (torch.float32, torch.float64)] == [
+        12,
+        12,
+    ]
+
+
+def _leaves(node):
+    if node is not None:
+        if hasattr(node, "variable"):
+            yield node.variable
+        for before, _ in node.next_functions:
+            yield from _leaves(before)

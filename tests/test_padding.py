@@ -185,7 +185,7 @@ def test_softmax_steps_from_a_masked_cache():
         (lambda m, t: m(t - 200, key_mask=MASKS), "tokens from 0 to 10"),
         (lambda m, t: m.generate(t, 1, key_mask=MASKS[:4]), r"key_mask of shape"),
         (lambda m, t: m.generate(0 * t, 1, key_mask=~MASKS), "every row, got none in row 4"),
-        (lambda m, t: m.generate(t, 1, key_mask=MASKS, stop=11), "stop from 0 to 10"),
+        (lambda m, t: m.generate(t, 1, key_mask=MASKS, stop=11), "stop to be from 0 to 10"),
         (lambda m, t: m.generate(t, 1, key_mask=MASKS, stop=1.0), "stop"),
     ],
 )  # fmt: skip

@@ -617,7 +617,9 @@ def test_a_run_that_is_killed_three_times_is_the_same_run(copies, tmp_path):
                 tmp_path / "cut", *train, before=partial(kill_later, moment * seconds)
             )
     (cut / ".result.json.12345678").write_text("half")
+    (cut / ".env.template").write_text("a file of the user's own")
     copies(tmp_path / "cut", *train)
+    (cut / ".env.template").unlink()
     for part in ("best", "last"):
         one, other = load(whole / part), load(cut / part)
         assert one.step == other.step and one.curve == other.curve
@@ -808,7 +810,7 @@ def test_generate(fwlab, run):
         ("--temperature", "-1", "temperature"),
         ("--top-k", "0", "top_k"),
         ("--length", "-1", "length to be 0 or more, got -1"),
-        ("--seed", "-1", "expected seed from 0"),
+        ("--seed", "-1", "expected seed to be from 0"),
     ):
         assert message in refused("generate", "run", option, value)
 

@@ -20,8 +20,8 @@ class Tokens(NamedTuple):
     - `tokens`: indices into the vocabulary, int16 if it has at most 32,768 entries,
       otherwise int32, `[tokens]`. Any index works as for every tensor; `.long()` gives
       what a model expects.
-    - `borders`: where the documents begin, and the number of tokens last, `int64
-      [documents + 1]`.
+    - `borders`: where the documents with tokens begin, and the number of tokens last,
+      `int64 [documents + 1]`.
     """
 
     tokens: Tensor
@@ -31,8 +31,8 @@ class Tokens(NamedTuple):
 def token_file(text: Text, vocabulary: Vocabulary, path: str | Path | None) -> Tokens:
     """Return the tokens of a text, made once and then mapped into memory.
 
-    The file is complete or not there at all. It is made again if it is damaged, or if
-    it was made of another text or vocabulary.
+    The file is complete or not there at all. It is made again if it was cut, or made of
+    another text or vocabulary.
 
         >>> token_file(Text(("a", "ba")), Characters("ab"), path=None).borders
         tensor([0, 1, 3])

@@ -290,6 +290,7 @@ class AFTConv2d(AFT):
     """
 
     dims = "batch height width d_model"
+
     def state_size(self, time: int = 0) -> int:
         return Causal.state_size(self, time)
 

@@ -31,7 +31,10 @@ def fast_weights(layer: Any, rule: Any, x: Tensor, state: Any) -> Token | None:
         return None
     qk, v, inputs = layer._heads(*made, before)
     q, k = layer._split(layer._features(qk))
-    gates = {name: gate(x, k) for name, gate in parts["gates"].items()}
+    gates = {
+        name: gate(x, k) if has_hooks(gate) else gate.forward(x, k)
+        for name, gate in parts["gates"]._modules.items()
+    }
     found = step(rule.operation, q, k, v, gates, memory, layer.normalize)
     if found is None:
         return None

@@ -131,7 +131,7 @@ PACKS = (
 )
 SKIPS = (
     "a mixer that skips masked tokens (softmax, fast weights, fwp, aft-simple or "
-    "feedback) for padding before or between tokens, or with a state"
+    "feedback) for padding in prefill and generate, or before or between tokens"
 )
 
 

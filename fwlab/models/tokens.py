@@ -1,5 +1,6 @@
 """Checks of the tokens that a model gets, and logits of those that it returns."""
 
+import math
 from typing import Any
 
 import torch
@@ -54,7 +55,10 @@ def check_range(least: int, most: float, **values: int | None) -> None:
     for name, value in values.items():
         if value is not None:
             arguments.integers("generate", None, **{name: value})
-            wanted = f"{name} from {least} to {most}, got {value}"
+            bound = (
+                f"at least {least}" if most == math.inf else f"from {least} to {most:,}"
+            )
+            wanted = f"{name} to be {bound}, got {value}"
             arguments.require("generate", least <= value <= most, wanted)
 
 

@@ -128,10 +128,11 @@ def take_step(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Compute a single step, without chunks; several heads of `q` may read a memory."""
     before, dtype = W.flatten(0, 1), W.dtype
+    count = before.shape[0]
 
     def row(part: Tensor) -> Tensor:
         """Return the step of all states, `[batch * heads, rows, width]`."""
-        part = part.reshape(len(before), -1, part.shape[-1])
+        part = part.reshape(count, -1, part.shape[-1])
         return part if part.dtype == dtype else part.to(dtype)
 
     q, k, v = row(x.q), row(x.k), row(x.v)
@@ -146,7 +147,7 @@ def take_step(
     S = torch.addcmul(S, v.mT, k, out=None if decay is None else S)
     y = torch.bmm(q, S.mT)
     if z is not None:
-        sums = z.reshape(len(before), 1, -1)
+        sums = z.reshape(count, 1, -1)
         sums = (sums if decay is None else sums * decay) + k  # Eq. 18
         total = torch.bmm(q, sums.mT)
         if is_usual(total):
@@ -155,7 +156,7 @@ def take_step(
             q = unit_range(q)
             y = divide(torch.bmm(q, S.mT), torch.bmm(q, sums.mT))
         z = sums.view(z.shape)
-    return y.view(len(W), 1, -1, y.shape[-1]), S.view(W.shape), z
+    return y.view(W.shape[0], 1, -1, y.shape[-1]), S.view(W.shape), z
 
 
 def is_usual(total: Tensor) -> bool:

@@ -36,10 +36,15 @@ SIZES = ("layers", "heads", "d_model", "d_ff", "block", "batch", "accumulate")
 COUNTS = ("steps", "eval_every", "eval_windows", "log_every")
 AMOUNTS = ("lr", "min_lr", "weight_decay", "warmup", "grow_steps", "conv")
 SHARES = ("dropout", "attention_dropout", "beta2")
+#: PyTorch's sizes end near it, and a number of layers is the length of a list.
+LARGEST, MOST_LAYERS = 2**53, 10_000
 #: The ranges of numbers: which fields, in words, and as a test.
 RANGES: list[tuple[tuple[str, ...], str, Callable[[Any], bool]]] = [
     ((*SIZES, *COUNTS), "to be at least 1", lambda x: x >= 1),
+    (("layers",), f"to be at most {MOST_LAYERS:,}", lambda x: x <= MOST_LAYERS),
+    ((*SIZES, *COUNTS), f"to be at most {LARGEST:,}", lambda x: x <= LARGEST),
     (AMOUNTS, "to be 0 or more", lambda x: 0 <= x < math.inf),
+    (("conv",), f"to be at most {LARGEST:,}", lambda x: x <= LARGEST),
     (SHARES, "from 0 to 1, excluding 1", lambda x: 0 <= x < 1),
     (("clip",), "to be above 0", lambda x: x > 0),
     (("seed",), "from 0 to 2**32 - 1", lambda x: 0 <= x < 2**32),

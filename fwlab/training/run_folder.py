@@ -79,8 +79,16 @@ def run_in(
         if trainer.main:
             # So a result is always one of the latest checkpoint.
             (folder / RESULT).unlink(missing_ok=True)
-            for part in folder.glob("**/.*.????????"):  # half-written by a killed run
-                part.unlink()
+            for path in (
+                folder / CONFIG,
+                folder / METRICS,
+                folder / RESULT,
+                last,
+                best,
+            ):
+                # What a killed run was writing: see `replacing`.
+                for part in path.parent.glob(f".{path.name}.{8 * '[0-9a-f]'}"):
+                    part.unlink()
             write_json(folder / CONFIG, about | provenance(command))
         if track is not None:
             trainer.accelerator.init_trackers("fwlab", config=asdict(config))
