@@ -10,7 +10,7 @@ from typing import Any
 
 
 def number(value: Any) -> bool:
-    """Whether it is a Python number; a bool is none."""
+    """Say whether a value is a Python number; a bool is none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

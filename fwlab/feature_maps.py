@@ -89,7 +89,7 @@ class _Quotient(torch.autograd.Function):
 
 
 def denominator(total: Tensor) -> Tensor:
-    """What `divide` divides by: infinity in place of an empty total.
+    """Return what `divide` divides by: infinity in place of an empty total.
 
         >>> denominator(torch.tensor([2.0, 0.0]))
         tensor([2., inf])
@@ -164,7 +164,7 @@ def _saturated(x: Tensor) -> Tensor:
 
 
 def _extreme(total: Tensor) -> bool:
-    """Whether a gradient divided by one of these numbers may be infinite.
+    """Say whether a gradient divided by one of these numbers may be infinite.
 
     Float16 has so few exponents that it always may. For other dtypes only a CPU looks:
     a GPU would have to be waited for.

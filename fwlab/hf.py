@@ -256,7 +256,7 @@ class FwlabConfig(PreTrainedConfig):
 
 
 class FwlabCache:
-    """What a `LanguageModel` carries from token to token, for `generate`.
+    """Hold the state of a `LanguageModel` between tokens, for `generate`.
 
     - `state`: as `LanguageModel.prefill` returns it; None = start of text.
     - `length`: number of tokens so far, padding included.
@@ -369,7 +369,7 @@ class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
 
     @property
     def gradient_checkpointing(self) -> bool:  # type: ignore[override]
-        """Whether only the inputs of blocks are kept for the backward pass."""
+        """Return True if only the inputs of blocks are kept for the backward pass."""
         return bool(self.language_model.checkpointing)
 
     @gradient_checkpointing.setter

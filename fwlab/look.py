@@ -24,7 +24,7 @@ from fwlab.models import LanguageModel, checkpoints
 
 
 class Layer(NamedTuple):
-    r"""What one layer did while it read a text.
+    r"""Hold what one layer did while it read a text.
 
     - `number`: its place in the model, from 1.
     - `rule`: the name of its rule, as `FastWeightAttention` has it.
@@ -339,7 +339,7 @@ def picture(
 
 
 def _labels(reading: Reading) -> dict[int, str]:
-    """As many words as fit below a picture, by the places of their first tokens."""
+    """Choose as many words as fit below a picture, by the places of their first tokens."""
     labels: dict[int, str] = {}
     free = 0.0
     for word in re.finditer(r"\S+", reading.text):

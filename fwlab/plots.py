@@ -441,7 +441,7 @@ def short_svg(svg: str) -> str:
 
 
 class Slider(NamedTuple):
-    """What `slider` returns: a picture for each value.
+    """Hold a picture for each value: the result of `slider`.
 
     - `label`: the name of what changes.
     - `values`: its values, as text.

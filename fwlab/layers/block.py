@@ -82,12 +82,12 @@ class Block(Causal):
 
     @property
     def packs(self) -> bool:  # type: ignore[override]
-        """Whether the mixer takes `cu_seqlens`."""
+        """Return True if the mixer takes `cu_seqlens`."""
         return getattr(self.mixer, "packs", False)
 
     @property
     def skips(self) -> bool:  # type: ignore[override]
-        """Whether the mixer skips masked tokens."""
+        """Return True if the mixer skips masked tokens."""
         return getattr(self.mixer, "skips", False)
 
     def state_size(self, time: int = 0) -> int:

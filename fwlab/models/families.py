@@ -67,7 +67,7 @@ class Piece(NamedTuple):
 
 
 class Family(NamedTuple):
-    """What a checkpoint contains.
+    """Describe what a checkpoint contains.
 
     - `model`: arguments of `LanguageModel`.
     - `pieces`: all its weights.

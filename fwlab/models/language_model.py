@@ -46,7 +46,7 @@ class Size(NamedTuple):
 
 
 class Mixer(NamedTuple):
-    """How information passes from token to token.
+    """Describe how information passes from token to token.
 
     `Mixer(lambda s: FastWeightAttention(s.d_model, s.heads, DPFP(2)))` in place of a
     name makes a `LanguageModel` with a layer of your own.
