@@ -3,7 +3,7 @@
 import sys
 
 #: What the extra "train" adds, by the names of their modules.
-EXTRA = ("IPython", "accelerate", "pooch", "safetensors", "tqdm", "tyro")
+EXTRA = ("accelerate", "pooch", "safetensors", "tqdm", "tyro")
 
 
 def main() -> None:

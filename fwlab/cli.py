@@ -21,7 +21,6 @@ from typing_extensions import Doc
 from tyro.conf import Positional, arg
 
 from fwlab import training
-from fwlab.data import CorpusError
 from fwlab.data.corpus import CORPORA
 from fwlab.files import destination, replacing, write_json
 from fwlab.layers import FastWeightAttention
@@ -92,24 +91,21 @@ def train(
     name = preset or re.sub("[*, ]+", "-", config.mixer)
     folder = Path("runs", name) if out is None else out
     trainer = run_in(folder, config, resume, _command(), track)
-    # Commands for what the run has left, with its paths.
-    commands = [["fwlab", "generate", str(folder)]]
+    run, picture, curves = map(
+        shlex.quote, map(str, (folder, folder / "look.svg", folder / "curves.svg"))
+    )
+    commands = [f"fwlab generate {run}"]
     if any(isinstance(part, FastWeightAttention) for part in trainer.model.modules()):
         # What replaces it without a network has another hash.
         shakespeare = CORPORA["shakespeare"].hash.endswith(trainer.corpus_sha256)
-        corpus = config.corpus or ("shakespeare" if shakespeare else "python")
-        picture = ["--text", corpus, "--out", str(folder / "look.svg")]
-        commands.append(["fwlab", "look", str(folder), *picture])
-    curves = str(folder / "curves.svg")
-    commands.append(["fwlab", "plot", str(folder), "--out", curves])
+        text = config.corpus or ("shakespeare" if shakespeare else "python")
+        more = f"--text {shlex.quote(text)} --out {picture}"
+        commands.append(f"fwlab look {run} {more}")
+    commands.append(f"fwlab plot {run} --out {curves}")
     if trainer.accelerator.num_processes == 1:
-        again = [part for part in _split(sys.argv[1:]) if part != "--resume"]
-        if "--steps" in again:
-            at = again.index("--steps")
-            del again[at : at + 2]
-        more = ["--steps", str(2 * config.steps), "--resume"]
-        commands.append(["fwlab", *again, *more])
-    say(trainer, "\n".join(["next:", *map(shlex.join, commands)]))
+        again = re.sub(r" --resume\b| --steps[ =]\S+", "", _command())
+        commands.append(f"{again} --steps {2 * config.steps} --resume")
+    say(trainer, "\n".join(["next:", *commands]))
 
 
 def _with_preset(arguments: list[str]) -> list[str]:
@@ -136,16 +132,11 @@ def _split(arguments: list[str]) -> list[str]:
 
 def _refuse_empty(arguments: list[str]) -> None:
     """Raise `ValueError` for an empty argument: as a path, it is this folder."""
-    for before, argument in pairwise(arguments):
-        option, equals, value = argument.partition("=")
-        if not argument:
-            option = before
-        elif not (argument.startswith("--") and equals and not value):
-            continue
-        if "--prompt" not in (before, option):
-            name = f"a value for {option}" if option.startswith("--") else "an argument"
+    for before, argument in pairwise(_split(arguments)):
+        if not argument and before != "--prompt":
             raise ValueError(
-                f"expected {name}, got an empty one: perhaps a shell variable is not set"
+                f"expected a value after {before}, got an empty one: perhaps a shell "
+                "variable is not set"
             )
 
 
@@ -303,10 +294,9 @@ def bench(
         if not kernels.main(out, _command()):
             sys.exit(1)
         return
-    from fwlab import bench as benchmark
     from fwlab.bench import operations
 
-    benchmark.main(operations.measure, out, _command())
+    operations.main(out, _command())
 
 
 @app.command
@@ -324,7 +314,7 @@ def exercises(
 ) -> None:
     """List exercises and what is done of them, export them as notebooks, grade answers.
 
-    Each notebook is graded in a process of its own, without network.
+    Each notebook is graded in a kernel of its own; this needs the extra "notebooks".
 
     Args:
         action: list [FOLDER]; export FOLDER [NOTEBOOK ...]; grade NOTEBOOK [NOTEBOOK ...].
@@ -363,8 +353,8 @@ def exercises(
         expected = grading.exercises_of(handout) if handout else None
         # All of them, before one runs that deletes others.
         submissions = [grading.read(path) for path in paths]
-        if missing := grading.missing():
-            _complain(f"grading without {missing}: see the page on exercises")
+        if caution := grading.caution():
+            _complain(caution)
         grades = []
         for each in submissions:
             grades.append(
@@ -382,7 +372,6 @@ def reproduce(
     name: Positional[str | None] = None,
     /,
     quick: bool = False,
-    published: bool = False,
     out: Path | None = None,
     jobs: int | None = None,
     list_points: bool = False,
@@ -397,11 +386,8 @@ def reproduce(
         name: Of the experiment.
         quick: A version of a few minutes that keeps the point of the
             original.
-        published: The grid of the paper, where the full version is a
-            thinner one. It takes days.
         out: Folder for NAME.json, NAME.svg and the finished points;
-            default: docs/results, with --quick or --published a folder
-            of that name in it.
+            default: docs/results, with --quick the folder quick in it.
         jobs: Number of processes; default: one per core.
         list_points: List all points with their numbers, and run none.
         point: Run only the point of this number, as one task of a
@@ -412,7 +398,7 @@ def reproduce(
 
     folder = Path("docs", "results")
     if name is None:
-        if any((quick, published, out, jobs, list_points, point is not None, collect)):
+        if any((quick, out, jobs, list_points, point is not None, collect)):
             raise ValueError("these options need the name of an experiment, got none")
         for experiment in EXPERIMENTS.values():
             print(f"{experiment.name}: {experiment.title}")
@@ -428,11 +414,9 @@ def reproduce(
         raise ValueError(f"expected jobs to be at least 1, got {jobs}")
     if list_points + collect + (point is not None) > 1:
         raise ValueError("expected one of --list-points, --point and --collect")
-    if quick and published:
-        raise ValueError("expected one of --quick and --published")
     experiment = EXPERIMENTS[name]
-    out = out or folder / ("published" if published else "quick" if quick else "")
-    runs = Runs(experiment, quick, out, published)
+    out = out or (folder / "quick" if quick else folder)
+    runs = Runs(experiment, quick, out)
     if list_points:
         for index, each in enumerate(runs.points):
             state = "-" if runs.read(index) is None else "finished"
@@ -449,11 +433,8 @@ def reproduce(
     if not collect:
         total = len(runs.points)
         finished = sum(runs.read(i) is not None for i in range(total))
-        varied = [
-            name
-            for name, value in runs.points[0].items()
-            if any(point[name] != value for point in runs.points)
-        ]
+        first = runs.points[0]
+        varied = [n for n in first if any(p[n] != first[n] for p in runs.points)]
         with (
             closing(runs.run_all(jobs or os.cpu_count() or 1)) as new,
             tqdm(
@@ -509,20 +490,12 @@ def main() -> None:
     except BrokenPipeError:  # as with `fwlab reproduce | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)  # as a program that the signal SIGPIPE has ended
-    except (
-        CorpusError,
-        training.CheckpointError,
-        ValueError,
-        FloatingPointError,
-        OSError,
-    ) as error:
+    except (ValueError, FloatingPointError, OSError) as error:
         _complain(error)
         sys.exit(2)
     except (RuntimeError, MemoryError) as error:
-        too_large = ("memory", "Storage size")
-        if isinstance(error, RuntimeError) and not any(
-            w in str(error) for w in too_large
-        ):
+        too_large = re.search("memory|Storage size", str(error))
+        if isinstance(error, RuntimeError) and not too_large:
             raise  # a bug in fwlab: the traceback shows where
         _complain("not enough memory for a model or batch of this size")
         sys.exit(2)

@@ -441,10 +441,6 @@ class DPFP(FeatureMap):
 
 def _dpfp(x: Tensor, nu: int) -> Tensor:
     """Eq. 37: a shift of $r$ is a slice of $r$ and its first entries."""
-    # Slow for each number, but one call.
-    if nu == 1 and not needs_plain_formula() and x.numel() < 4096:
-        r = torch.cat([x, -x], -1).relu_()
-        return r * r.roll(-1, -1)
     n = 2 * x.shape[-1]
     first = [x[..., :nu]] if 2 * nu <= n else [x, -x]
     r = torch.cat([x, -x, *first], -1).relu_()

@@ -1,6 +1,5 @@
 """Versions and devices of this machine, and what runs on it."""
 
-import importlib.metadata
 import os
 import platform
 
@@ -9,7 +8,7 @@ import torch
 import fwlab
 from fwlab import ops
 from fwlab.ops import _triton
-from fwlab.provenance import machine
+from fwlab.provenance import machine, version
 
 
 def report() -> str:
@@ -18,7 +17,7 @@ def report() -> str:
         ("fwlab", fwlab.__version__),
         ("python", platform.python_version()),
         ("torch", torch.__version__),
-        ("triton", _version("triton")),
+        ("triton", version("triton") or "not installed"),
         ("ptxas", _assembler()),
         ("machine", machine()),
         ("threads", f"{torch.get_num_threads()}, {_waiting()}"),
@@ -38,7 +37,7 @@ def _waiting() -> str:
 
 def _assembler() -> str:
     """The ptxas that Triton uses here, where it is, and why not."""
-    if (triton := _version("triton")) == "not installed":
+    if (triton := version("triton")) is None:
         return "not installed"
     try:
         from triton.knobs import nvidia
@@ -61,19 +60,7 @@ def _usable(op: str) -> str:
     return names
 
 
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
-
-
 def _devices() -> list[str]:
-    names = ["cpu"]
-    names += [
-        f"cuda:{i} ({torch.cuda.get_device_name(i)})"
-        for i in range(torch.cuda.device_count())
-    ]
-    if torch.backends.mps.is_available():
-        names.append("mps")
-    return names
+    gpus = range(torch.cuda.device_count())
+    names = [f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in gpus]
+    return ["cpu", *names, *["mps"] * torch.backends.mps.is_available()]

@@ -1,7 +1,9 @@
 """Where a result comes from: what you need to reproduce it."""
 
 import datetime
+import importlib.metadata
 import platform
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -37,10 +39,8 @@ def commit() -> str:
     if not (root / ".git").exists():
         return "none"
     try:
-        head = _git(root, "rev-parse", "--short=10", "HEAD")
-        return head + (
-            "+changes" if _git(root, "status", "--porcelain", "--", "fwlab") else ""
-        )
+        changed = bool(_git(root, "status", "--porcelain", "--", "fwlab"))
+        return _git(root, "rev-parse", "--short=10", "HEAD") + "+changes" * changed
     except (OSError, subprocess.SubprocessError):
         return "none"
 
@@ -50,24 +50,24 @@ def machine() -> str:
     name = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
-        models = [
-            line
-            for line in cpuinfo.read_text().splitlines()
-            if line.startswith("model name")
-        ]
+        models = re.findall(r"model name\s*: *(.*)", cpuinfo.read_text())
         if models:
-            name = f"{models[0].split(':', 1)[1].strip()}, {len(models)} cores"
+            name = f"{models[0].strip()}, {len(models)} cores"
     if torch.cuda.is_available():
         name += f"; {torch.cuda.get_device_name()}"
     return f"{name}; {platform.system()} {platform.machine()}"
 
 
+def version(package: str) -> str | None:
+    """The version of a package; None = it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def _git(root: Path, *arguments: str) -> str:
-    return subprocess.run(
-        ["git", *arguments],
-        cwd=root,
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=10,
-    ).stdout.strip()
+    command = ["git", *arguments]
+    return subprocess.check_output(
+        command, cwd=root, stderr=subprocess.DEVNULL, text=True, timeout=10
+    ).strip()

@@ -139,38 +139,3 @@ def computed(p: fuzz.Problem) -> list[Tensor]:
     """Outputs, states and all gradients of a problem."""
     outputs = p.called(p.x, p.state)
     return [x for _, x in p.with_gradients(outputs, p.x, p.state)]
-
-
-def feedback_weights(
-    generator: torch.Generator,
-    *,
-    layers: int,
-    d: int,
-    d_ff: int,
-    features: int,
-    shared: bool,
-    normalize: bool,
-    heads: int = 2,
-) -> ops.FeedbackWeights:
-    """Random weights in float64 that keep the residual stream in range."""
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    def scales(n: int) -> Tensor:
-        return 1 + 0.2 * random(n, d)
-
-    groups = 1 if shared else layers
-    return ops.FeedbackWeights(
-        merge=random(layers + 1),
-        norm_mixer=scales(layers),
-        to_q=random(layers, d, d) / d**0.5,
-        to_k=random(groups, d, d) / d**0.5,
-        to_v=random(groups, d, d) / d**0.5,
-        positions=random(d // heads, features),
-        to_out=random(layers, d, d) / d**0.5,
-        norm_mlp=scales(layers),
-        expand=random(layers, d_ff, d) / d**0.5,
-        contract=random(layers, d, d_ff) / d_ff**0.5,
-        norm_memory=scales(groups) if normalize else None,
-    )

@@ -64,13 +64,8 @@ def pytest_configure(config):
 RELATIVES = re.compile(
     r"(^|-)(kimi-delta|comba|implicit-delta|gated-delta-2|sum-channels)(-|$)"
 )
-COMPARED = ("is_naive", "key_mask", "theirs", "adapters_act")
-COMPARED += (
-    "every_parameter_learns",
-    "prefill_and_step",
-    "by_hand",
-    "trains_and_generates",
-)
+COMPARED = ("adapters_act", "every_parameter_learns", "prefill_and_step")
+COMPARED += ("by_hand", "trains_and_generates")
 
 
 @pytest.hookimpl(tryfirst=True)

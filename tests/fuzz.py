@@ -646,9 +646,11 @@ def forms(op: str) -> tuple[str, ...]:
 
 
 PAIR = "heads=2 key=3 value=2 seed=1"
+#: As wide as PyTorch's own kernel asks for.
+EQUAL = f"dtype=float32 {PAIR} key=2"
 SMALL = "state=1 batch=2 heads=2 group=2 key=3 value=2 wide_gates=1 seed=1"
-#: Cases with a path of their own that chance may miss: a token of a stream, 1991, and
-#: packed documents without states.
+#: Cases with a path of their own that chance may miss: a token of a stream, 1991,
+#: several tiles, scores of 0, and packed documents without states or in both directions.
 ALWAYS = (
     *(f"op={op} implementation=efficient grad=none {SMALL}" for op in RULES),
     *(
@@ -657,9 +659,14 @@ ALWAYS = (
         if rule.normalizes
     ),
     f"op=fwp implementation=efficient time=40 activation=tanh {SMALL}",
+    f"op=aft_full implementation=efficient time=150 {PAIR}",
+    *(
+        f"op=softmax_attention implementation=efficient scale={scale} time=9 {EQUAL}"
+        for scale in (0.0, -0.3, 1e-300)
+    ),
     *(
         f"op={op} implementation={form} documents=3 asked=y time=40 {PAIR}"
-        for op in RULES
+        for op in (*RULES, "aft_simple causal=0")
         for form in ("naive", "efficient")
     ),
 )

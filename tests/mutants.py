@@ -8,13 +8,11 @@ listed in `equivalent_mutants.toml`; any other survivor is a failure.
     python tests/mutants.py [FILE ...]
 
 tries every mutant of those files; without FILE, those of the feature maps and of every
-rule, and some of every `efficient.py` and `chunked.py`, which the word `efficient`
-names, too. Which tests are run, and what is not changed, says `[tool.mutmut]` in
-`pyproject.toml`.
+rule. Which tests are run, and what is not changed, says `[tool.mutmut]` in
+`pyproject.toml`. Mistakes in other files are made by `operation_mutants.py`.
 """
 
 import argparse
-import hashlib
 import os
 import re
 import shutil
@@ -34,8 +32,6 @@ SPECIFICATIONS = [
 ]
 #: What stands beside the pages of the rules.
 OTHERS = {"__init__.py", "chunked.py", "kernels.py"}
-#: How many mutants of all `efficient.py` and `chunked.py` together.
-SAMPLE = 360
 CAUGHT = {"killed", "timeout", "segfault"}
 
 
@@ -66,16 +62,6 @@ def specifications() -> list[str]:
     ]
 
 
-def is_efficient(name: str) -> bool:
-    return ".efficient." in name or ".chunked." in name
-
-
-def sample(names: list[str]) -> list[str]:
-    """Always the same, and a change in one function moves no other."""
-    names = sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())
-    return names[:SAMPLE]
-
-
 def change(name: str) -> str:
     """What a mutant makes of what: `old => new`, on one line."""
     lines = mutmut("show", name).splitlines()[3:]
@@ -103,26 +89,17 @@ def main() -> int:
     parser.add_argument("files", nargs="*", metavar="FILE")
     parser.add_argument("--jobs", default=str(os.cpu_count()))
     given = parser.parse_args()
-    files = given.files or [*specifications(), "efficient"]
+    files = given.files or specifications()
     # Other tests may come by there than in an earlier run.
     shutil.rmtree(ROOT / "mutants", ignore_errors=True)
-    run = ("run", "--max-children", given.jobs)
-    if whole := [f"{module(file)}.x*" for file in files if file != "efficient"]:
-        mutmut(*run, *whole)
-    if "efficient" in files:
-        if not whole:  # Any mutant, so that there are names.
-            mutmut(*run, "fwlab.ops.softmax.naive.x_*__mutmut_1")
-        mutmut(*run, *sample([name for name in results() if is_efficient(name)]))
+    mutmut("run", "--max-children", given.jobs, *(f"{module(f)}.x*" for f in files))
 
     known = tomllib.loads(LIST.read_text("utf-8"))["equivalent"]
     modules = {*map(module, files)}
-    if "efficient" in files:
-        modules.add("chunked")
     tried = {
         name: status
         for name, status in results().items()
-        if status != "not checked"
-        and (modules & {name.rpartition(".")[0], name.split(".")[-2]})
+        if status != "not checked" and name.rpartition(".")[0] in modules
     }
     counts, needless = Counter(), list(known)
     for name, status in tried.items():

@@ -39,22 +39,10 @@ MUTANTS = (
         "kept, fading = beta[..., None]",
     ),
     Mutant(
-        "gated rule with a decay keeps all",
-        "ops/linear/gated.py",
-        "else kept * fading",
-        "else fading",
-    ),
-    Mutant(
         "distances of memories from 0",
         "ops/feedback/naive.py",
         "torch.arange(past, 0, -1",
         "torch.arange(past - 1, -1, -1",
-    ),
-    Mutant(
-        "a window ends one step early",
-        "ops/aft/window/naive.py",
-        "t - steps[: s + t + 1, None] == back",
-        "(t - steps[: s + t + 1, None] == back) & (back < s - 1)",
     ),
     # The frame.
     Mutant(
@@ -72,12 +60,6 @@ MUTANTS = (
         "pass",
     ),
     Mutant(
-        "a document of the loop keeps the memory",
-        RULES,
-        "memory = {n: s.masked_fill(first[t], 0) for n, s in memory.items()}",
-        "pass",
-    ),
-    Mutant(
         "an early key reads the document before", RULES, "if made.early:", "if False:"
     ),
     Mutant(
@@ -85,12 +67,6 @@ MUTANTS = (
         RULES,
         "W = W.repeat_interleave(group, 1)",
         "W = W[:, :1].repeat_interleave(group * W.shape[1], 1)",
-    ),
-    Mutant(
-        "scale is squared",
-        RULES,
-        "    return y * (scale.reshape(())",
-        "    return y * scale * (scale.reshape(())",
     ),
     Mutant(
         "the erase key is the key",
@@ -104,19 +80,7 @@ MUTANTS = (
         "return _or_inf(total, _LEAST * torch.finfo(wide).tiny)",
         "return total",
     ),
-    Mutant(
-        "a memory does not fade before a token of the loop",
-        RULES,
-        "faded = W * decays[t].unsqueeze(-2),",
-        "faded = W,",
-    ),
     # Efficient forms.
-    Mutant(
-        "a chunk sees all of itself",
-        CHUNKS,
-        "causal = k.new_ones(k.shape[1], k.shape[1]).tril()",
-        "causal = k.new_ones(k.shape[1], k.shape[1]).tril(1)",
-    ),
     Mutant(
         "what a chunk wrote does not fade until its end",
         CHUNKS,
@@ -136,12 +100,6 @@ MUTANTS = (
         "row * decay",
     ),
     Mutant(
-        "blocks of channels do not fade",
-        CHUNKS,
-        "torch.cat([write_1 * kept_2, write_2], -2)",
-        "torch.cat([write_1, write_2], -2)",
-    ),
-    Mutant(
         "the state does not fade between chunks",
         EFFICIENT,
         "after.addcmul_(before, kept[i])",
@@ -152,12 +110,6 @@ MUTANTS = (
         EFFICIENT,
         "torch.zeros_like(states[0]) if dW is None else dW.flatten(0, 1)",
         "torch.zeros_like(states[0])",
-    ),
-    Mutant(
-        "gradient of kept is missing",
-        EFFICIENT,
-        "(before * after).sum_to_size(terms.kept.shape)",
-        "0 * (before * after).sum_to_size(terms.kept.shape)",
     ),
     Mutant(
         "U without what the state erases",
@@ -182,18 +134,6 @@ MUTANTS = (
         TILES,
         "to_mean.copy_(torch.where(here, means, to_mean))",
         "pass",
-    ),
-    Mutant(
-        "large keys: gradients of small blocks with another sign",
-        TILES,
-        "slopes[:, :n, :, small].neg()",
-        "slopes[:, :n, :, small].clone()",
-    ),
-    Mutant(
-        "large keys: gradients of values without the mean",
-        TILES,
-        "slant = (values[:, None] - mean).mul_(p)",
-        "slant = values[:, None] * p",
     ),
     Mutant(
         "memories of earlier blocks get no gradient",

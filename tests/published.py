@@ -62,3 +62,13 @@ def tiny(family, noise=0.0, **changes):
             scale = noise if weight.dim() > 1 else 2 * noise
             weight.add_(torch.randn_like(weight) * scale)
     return made.eval()
+
+
+def write_tokenizer(folder, words):
+    """A tokenizer of these words, the numbers of which are their places."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    numbers = {word: i for i, word in enumerate(words)}
+    coder = Tokenizer(models.WordLevel(numbers, unk_token=words[0]))
+    coder.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    coder.save(str(folder / "tokenizer.json"))

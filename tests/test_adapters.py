@@ -1,7 +1,6 @@
 """What people put around linear layers, embeddings and norms acts everywhere."""
 
 import copy
-import warnings
 
 import pytest
 import torch
@@ -211,22 +210,6 @@ def test_hooks_for_all_modules_see_all(mixer):
         assert layers <= seen
     finally:
         handle.remove()
-
-
-@every_mixer
-def test_quantised_models_run(mixer):
-    model = small(mixer).float()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        small_one = torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
-    assert not any(type(m) is nn.Linear for m in small_one.modules())
-    whole, right = small_one(TEXT), model(TEXT)
-    assert 0 < (whole - right).norm() < 0.2 * right.norm()
-    _, state = small_one.prefill(TEXT[:, :8])
-    y, _ = small_one.step(TEXT[:, 8], state)
-    # Numbers are rounded in units of the largest in a call.
-    torch.testing.assert_close(y, whole[:, 8], rtol=0.2, atol=0.02)
-    assert small_one.generate(TEXT, 2).shape == (2, 11)
 
 
 def test_other_models_call_their_layers():

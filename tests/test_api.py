@@ -153,39 +153,20 @@ def parameters(p: Public) -> list[str]:
     return [n for n in names if n not in ("self", "cls") and not n.startswith("_")]
 
 
-ITEM = re.compile(r"^- (.*?)(?=^- |^\S|\Z)", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`]+)`")
 ELSEWHERE = re.compile(r"\bas (?:in|for) (?:`([\w.]+)`|(the class)\b)")
 
 
-def undocumented(p: Public, seen: tuple[str, ...] = ()) -> list[str]:
-    """The parameters that a docstring does not name.
-
-    Where it sends the reader elsewhere (as in `forward`), that place has to
-    name them.
-    """
+def documented(p: Public) -> set[str]:
+    """The names in a docstring, and at the places to which it sends the reader."""
     doc = doc_of(p)
-    missing = set(parameters(p)) - {s.lstrip("*") for s in SPAN.findall(doc)}
+    names = {span.lstrip("*") for span in SPAN.findall(doc)}
     if dataclasses.is_dataclass(p.value):
-        missing -= described_fields(p.value)
-    for item in ITEM.findall(doc):
-        head, colon, body = item.partition(":")
-        place = ELSEWHERE.search(" ".join(body.split())) if colon else None
-        if place is None:
-            continue
-        places = referred(p, place)
-        lacking = {n for q in places for n in lacks(q, (*seen, p.name))}
-        if "`options`" in head:  # those of `RuleOptions`, which are said there
-            missing -= {n for q in places for n in parameters(q)} - lacking
-        missing |= set(SPAN.findall(head)) & set(parameters(p)) & lacking
-    return [name for name in parameters(p) if name in missing]
-
-
-def lacks(p: Public, seen: tuple[str, ...]) -> set[str]:
-    """What is missing at the place to which a docstring refers."""
-    assert p.name not in seen, f"{' sends to '.join((*seen, p.name))}"
-    everything = {n for q in CALLED for n in parameters(q)}
-    return everything - set(parameters(p)) | set(undocumented(p, seen))
+        names |= described_fields(p.value)
+    for place in ELSEWHERE.finditer(" ".join(doc.split())):
+        for other in referred(p, place):
+            names |= documented(other)
+    return names
 
 
 def referred(p: Public, place: re.Match) -> list[Public]:
@@ -225,7 +206,8 @@ def test_every_name_has_a_docstring():
 
 
 def test_every_parameter_is_documented():
-    missing = {p.name: names for p in CALLED if (names := undocumented(p))}
+    missing = {p.name: {*parameters(p)} - documented(p) for p in CALLED}
+    missing = {name: names for name, names in missing.items() if names}
     assert not missing, missing
 
 

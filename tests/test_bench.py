@@ -1,28 +1,21 @@
 """The benchmarks: what they compute is compared, times are not."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
 from fwlab import cli, ops
 from fwlab.bench import kernels, measure, operations
-from fwlab.bench.problems import problem
 from fwlab.models import MIXERS
 from fwlab.ops._operation import Refused
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "docs" / "hooks"), str(ROOT / "docs" / "tools")]
-import crossings  # noqa: E402
-import peers  # noqa: E402
-import results as hook  # noqa: E402
 
 OPS = {name: op for name, op in ops.TABLE.items() if name != "aft_conv2d"}
-KERNELS = {name: op for name, op in OPS.items() if "triton" in op.forms}
 TINY = {"batch": 2, "time": 20, "width": 16, "heads": 2, "window": 4, "layers": 2}
 
 
@@ -30,27 +23,6 @@ def call_once(call):
     """Call, and measure nothing."""
     call()
     return None, None
-
-
-def test_peak_memory_is_that_of_the_tensors_alive_at_once():
-    x = torch.ones(2**18)  # 1 MiB
-
-    def call():
-        y = x + 1
-        z = y * 2
-        del y
-        return z + 3
-
-    assert measure.peak_mib(call) == measure.peak_mib(call)
-    assert measure.peak_mib(call) == pytest.approx(2, abs=0.01)
-
-
-def test_operator_calls_of_both_passes():
-    x = torch.ones(3, requires_grad=True)
-    assert measure.operator_calls(lambda: x.cos().neg().abs()) == 3
-    forward = measure.operator_calls(lambda: x.exp().sum())
-    both = measure.operator_calls(lambda: torch.autograd.grad(x.exp().sum(), x))
-    assert both >= forward + 3  # ones, expand, product
 
 
 def test_the_command_prints_every_row_and_writes_all(tmp_path, monkeypatch, capsys):
@@ -85,20 +57,10 @@ def test_the_command_prints_every_row_and_writes_all(tmp_path, monkeypatch, caps
 
 def test_models_of_all_mixers_are_equally_large():
     """Within 2 %, not counting position tables."""
-    sizes = {name: operations.new_model(name).num_parameters() for name in MIXERS}
+    with torch.device("meta"):
+        sizes = {name: operations.new_model(name).num_parameters() for name in MIXERS}
     wanted = dict.fromkeys(MIXERS, sizes["softmax"])
     assert sizes == pytest.approx(wanted, rel=0.02)
-
-
-@pytest.mark.parametrize(("mixer", "limit"), [("delta", 1180), ("sum", 810)])
-def test_operators_of_a_short_sequence(mixer, limit):
-    """Softmax attention needs 506, of which 210 are not those of a mixer."""
-    step = operations.TrainingStep(lambda: operations.new_model(mixer))
-
-    def both_passes():
-        step.model(step.tokens[:, :-1]).sum().backward()
-
-    assert measure.operator_calls(both_passes) <= limit
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -200,100 +162,3 @@ def test_refusal(tmp_path, monkeypatch, capsys, says):
     out, err = capsys.readouterr()
     assert ended.value.code == 2 and not out and says in err
     assert not list(tmp_path.iterdir())
-
-
-def recurrent(q, k, v, g=None, beta=None, scale=None):
-    """A rule in the conventions of flash-linear-attention, step by step."""
-    scale = k.shape[-1] ** -0.5 if scale is None else scale
-    S, o = k.new_zeros(*k.shape[::2], k.shape[-1], v.shape[-1]), []
-    for t in range(q.shape[1]):
-        if g is not None:
-            S = S * g[:, t].exp()[..., None, None]
-        new = v[:, t]
-        if beta is not None:
-            held = torch.einsum("bhk,bhkv->bhv", k[:, t], S)
-            new = beta[:, t, :, None] * (new - held)
-        S = S + k[:, t, :, :, None] * new[:, :, None]
-        o.append(scale * torch.einsum("bhk,bhkv->bhv", q[:, t], S))
-    return torch.stack(o, 1), None
-
-
-def test_the_peer_computes_the_same(monkeypatch):
-    """Output and gradients of the loops, from functions with its conventions."""
-    for kind in ("simple_gla", "delta_rule", "gated_delta_rule"):
-        module = ModuleType(f"fla.ops.{kind}")
-        setattr(module, f"chunk_{kind}", recurrent)
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(kernels, "version", lambda package: "1")
-    with_peer = {name: kernels.peer(name) for name in KERNELS if kernels.peer(name)}
-    assert len(with_peer) == 5
-    for name, theirs in with_peer.items():
-        given = problem(OPS[name], torch.float64, time=20, width=8)
-        found = operations.once(theirs, given)
-        wanted = operations.once(
-            lambda *x, call=given.call: call(*x, implementation="naive"), given
-        )
-        for a, b in zip(found, wanted, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
-
-
-def test_a_name_is_imported_only_when_a_kernel_runs():
-    """Neither the kernels nor flash-linear-attention."""
-    code = (
-        "import sys, fwlab.bench.kernels\n"
-        "assert not [m for m in sys.modules if m in ('fla', 'triton')]"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_the_page_of_a_gpu(tmp_path, monkeypatch):
-    class Page:
-        class file:
-            src_uri = "results.md"
-
-    def page():
-        text = (ROOT / "docs" / "results.md").read_text("utf-8")
-        return hook.on_page_markdown(text, Page, None, None)
-
-    monkeypatch.setattr(hook, "RESULTS", tmp_path)
-    assert "Not yet benchmarked on a GPU." in page()
-    stored = json.loads((ROOT / "docs/results/gpu-nvidia-h200.json").read_text("utf-8"))
-    (tmp_path / "gpu-nvidia-h200.json").write_text(json.dumps(stored))
-    assert "Not yet benchmarked" not in page() and "### NVIDIA H200" in page()
-
-
-SMALL = {
-    "gated_delta": (2, 70, 2, 8),
-    "aft_full": (40, 8),
-    "normalised_sum": (2, 128, 2, 8),
-}
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_peers_compute_the_same(name):
-    torch.manual_seed(0)
-    ours, theirs = getattr(peers, name)(*SMALL[name]).values()
-    torch.manual_seed(0)
-    for a, b in zip(ours(), theirs(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
-
-
-@torch.no_grad()
-def test_the_cache_of_nanogpt_changes_nothing():
-    torch.manual_seed(0)
-    model, tokens = peers.NanoGPT(6), torch.randint(65, (1, 6))
-    steps = [model(token, past) for past, token in enumerate(tokens.split(1, 1))]
-    torch.testing.assert_close(torch.cat(steps, 1), model(tokens), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "at", "says"),
-    [
-        ({64: 1, 256: 1}, {64: 2, 256: 2}, 64, "at every length from T = 64"),
-        ({64: 2, 256: 1}, {64: 1, 256: 2}, 128, "from T = 130"),
-        ({64: 1, 256: 2}, {64: 2, 256: 1}, None, "not up to T = 256"),
-    ],
-)
-def test_crossing(ours, theirs, at, says):
-    found = crossings.crossing(ours, theirs)
-    assert found == pytest.approx(at) and crossings.in_words(found, 64, 256) == says

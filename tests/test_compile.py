@@ -44,24 +44,6 @@ def agree(got, wanted, limit=1e-10):
         assert error(a, b) < limit
 
 
-def test_options():
-    """`scale`, no causality, images, and arguments by name."""
-    q, k, v = torch.randn(3, 2, 5, 3, 4)
-    beta, kernel = torch.rand(2, 5, 3), torch.randn(3, 3, 3)
-
-    def every(q, k, v, beta, kernel):
-        return (
-            ops.delta_rule(q=q, k=k, v=v, beta=beta, scale=0.3),
-            ops.sum_rule(q, k, v, normalize=False, implementation="chunked"),
-            ops.aft_simple(q[..., 0], k[..., 0], v[..., 0], causal=False),
-            ops.aft_conv2d(*(x[:, :, None] for x in (q, k, v)), kernel),
-            ops.softmax_attention(q, k, v, scale=0.1),
-        )
-
-    inputs = (q, k, v, beta, kernel)
-    agree(compiled(every)(*inputs), every(*inputs), 1e-6)
-
-
 class Calls(TorchDispatchMode):
     """Records the calls of fwlab's operators."""
 
@@ -100,31 +82,18 @@ def test_what_pytorch_is_told(op, time, monkeypatch):
         opcheck(operator, tuple(leaves), test_utils=tests)
 
 
-def test_ordinary_calls_are_not_operators():
-    p = problem(f"op=delta_rule time=3 {SMALL}")
-    with Calls() as calls:
-        computed(p)
-    assert not calls.made
-
-
 def test_what_no_graph_can_describe():
     """A function of your own, and a size that depends on values: there the
     graph breaks, and everything else stays as it is.
     """
-    p = problem(f"op=fwp time=9 {SMALL}")
+    p = problem(f"op=fwp time=3 {SMALL}")
 
     def own():
         return call(p, activation=torch.sigmoid, state=p.state[0])
 
-    leaves = [*p.x.values()]
-    got, wanted = (
-        [y := f(), *torch.autograd.grad(weighted(y), leaves)]
-        for f in (compiled(own, fullgraph=False), own)
-    )
-    agree(got, wanted)
-
-    p = problem(f"op=feedback time=9 {SMALL}")
-    keep = torch.rand(2, 9, generator=torch.Generator().manual_seed(0)) < 0.7
+    agree([compiled(own, fullgraph=False)()], [own()])
+    p = problem(f"op=feedback time=3 {SMALL}")
+    keep = torch.tensor([[True, False, True], [True, True, True]])
 
     def masked(**options):
         return call(p, key_mask=keep, **options)
@@ -158,19 +127,10 @@ def test_without_data_errors_are_the_same():
     x = torch.zeros(2, 5, 3, 4, device="meta")
     with pytest.raises(ValueError, match=r"expected beta of shape \[2, 5, 3\]"):
         ops.delta_rule(x, x, x, x)
-    with pytest.raises(ValueError, match="got 'cuda'"):
-        ops.delta_rule(x, x, x, x[..., 0], implementation="cuda")
-    with pytest.raises(TypeError, match="expected scale to be a finite number"):
-        ops.delta_rule(x, x, x, x[..., 0], scale="a")
-    with pytest.raises(TypeError, match="expected state to be a RunningMean"):
-        ops.aft_simple(*[x[..., 0]] * 3, state=3)
     with pytest.raises(TypeError, match=r"missing .* 'beta'"):
         ops.delta_rule(x, x, x)
     with pytest.raises(TypeError, match="multiple values for argument 'q'"):
         ops.delta_rule(x, x, x, x[..., 0], q=x)
-    y = ops.delta_rule(x.requires_grad_(), x, x, x[..., 0])
-    with pytest.raises(RuntimeError, match="implementation='naive'"):
-        torch.autograd.grad(y.sum(), x, create_graph=True)
     p = problem(f"op=feedback time=9 {SMALL}")
     options = {"key_mask": torch.ones(2, 9, dtype=torch.bool, device="meta")}
     with pytest.raises(ValueError, match="expected return_state=False"):
@@ -183,17 +143,6 @@ def model(mixer, max_len=16):
     return made, torch.randint(0, 11, (2, 9))
 
 
-@pytest.mark.parametrize("mixer", MIXERS)
-def test_models_without_data(mixer):
-    made, tokens = model(mixer)
-    made, tokens = made.to("meta"), tokens.to("meta")
-    made(tokens).sum().backward()
-    assert all(p.grad.shape == p.shape for p in made.parameters())
-    _, state = made.prefill(tokens)
-    logits, _ = made.step(tokens[:, 0], state)
-    assert (logits.device.type, *logits.shape) == ("meta", 2, 11)
-
-
 #: Sizes of what is exported.
 SIZES = {
     0: torch.export.Dim("batch", max=50),
@@ -201,7 +150,7 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("mixer", some(MIXERS, SLOW_MODELS))
 def test_models_are_exported(mixer, tmp_path):
     """For any batch, and any length but those that docs/api/ops.md names."""
     made, tokens = model(mixer, max_len=61)
@@ -232,23 +181,14 @@ class Pieces(torch.nn.Module):
         return self.layer(x, key_mask), y, self.layer.step(x[:, 0], state)[0]
 
 
-@pytest.mark.parametrize(
-    "layer",
-    [
-        layers.FastWeightAttention(
-            8, 2, FAVOR(4, 8), "sum", None, normalize=True, conv_size=3
-        ),
-        layers.SoftmaxAttention(8, 4, 2, rope=1, qk_norm="head"),
-        layers.AFTLocal(8, max_len=64, window=4, factor=2),
-    ],
-    ids=["favor", "softmax", "aft-local"],
-)
-def test_layers_are_exported(layer):
+def test_a_layer_is_exported():
     def inputs(*shape):
         x = torch.randn(*shape, 8, dtype=torch.float64)
         return x, torch.rand(shape) > 0.3
 
     torch.manual_seed(0)
+    rest = {"normalize": True, "conv_size": 3}
+    layer = layers.FastWeightAttention(8, 2, FAVOR(4, 8), "sum", None, **rest)
     made = Pieces(layer.double())
     sizes = (SIZES, SIZES)
     program = torch.export.export(made, inputs(3, 9), dynamic_shapes=sizes).module()
@@ -281,24 +221,6 @@ def test_a_step_of_a_layer_is_one_graph():
         y.append((a, b))
     agree(*zip(*y, strict=True), 1e-6)
     agree(parts(state), parts(expected), 1e-6)
-
-
-def test_torch_func_of_models_and_compiled():
-    made, tokens = model("delta")
-    weights = {n: p.detach() for n, p in made.named_parameters()}
-
-    def loss(weights, tokens):
-        logits = torch.func.functional_call(made, weights, (tokens[None],))
-        return logits.square().mean()
-
-    each = torch.vmap(torch.func.grad(loss), (None, 0))(weights, tokens)
-    for i in range(2):
-        alone = torch.func.grad(loss)(weights, tokens[i])
-        agree([each[n][i] for n in weights], alone.values(), 1e-4)
-
-    x = {n: part.detach() for n, part in problem(f"op=delta_rule {SMALL}").x.items()}
-    gradient = torch.func.grad(lambda q: ops.delta_rule(**x | {"q": q}).sum())
-    agree([compiled(gradient, fullgraph=False)(x["q"])], [gradient(x["q"])])
 
 
 def test_modules_may_be_loaded_again():

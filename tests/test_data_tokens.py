@@ -100,14 +100,6 @@ def test_cut(before):
     assert both.sha256() == hashlib.sha256(whole.encode()).hexdigest()
 
 
-def test_cut_between_documents():
-    """Of ten equal documents, the last is for validation."""
-    both = Splits.of(Text(tuple("abcdefghij")))
-    assert both.train.documents == tuple("abcdefghi")
-    assert both.valid.documents == ("j",)
-    assert Splits.of("0123456789").valid.documents == ("9",)
-
-
 def words_of(text):
     return Words.of(text.pieces())
 

@@ -5,7 +5,6 @@ from itertools import product
 from pathlib import Path
 
 import frames
-import pytest
 import test_house
 import torch
 
@@ -41,20 +40,8 @@ def test_every_room_is_drawn():
             assert {path.name for path in folder.glob("*.py")} & usual == files, name
 
 
-class Row:
-    """A row of the table of rules, cell by cell."""
-
-    def __init__(self, line: str):
-        self.cells = [cell.strip() for cell in line.strip("| \n").split(" | ")]
-        rule, _, self.decay, self.ask, self.k, self.v, self.strength, self.steps, *_ = (
-            self.cells
-        )
-        self.function = re.search("`(.+)`", rule)[1]
-        self.loop = re.search(r"annotated/(\w+)\.md", self.cells[8])[1]
-        self.source = re.search(r"\[(.+)\]", self.cells[9])[1]
-
-
-ROWS = [Row(line) for line in RULES.splitlines() if line.startswith("| **")]
+#: The rules of the table, by the names of their functions.
+ROWS = re.findall(r"^\| \*\*.*?`(\w+)`", RULES, re.M)
 
 
 def drawn(op, *, time: int, optional: bool = False) -> tuple[dict, Inputs]:
@@ -67,31 +54,6 @@ def drawn(op, *, time: int, optional: bool = False) -> tuple[dict, Inputs]:
     made = op.rule.gates(**x)
     qkv = {n: x[n] if getattr(made, n) is None else getattr(made, n) for n in "qkv"}
     return x, made._replace(**qkv)
-
-
-def test_every_rule_has_a_row():
-    assert {row.function for row in ROWS} == {*OPERATIONS}
-
-
-@pytest.mark.parametrize("row", ROWS, ids=range(len(ROWS)))
-def test_rows_say_what_the_rules_compute(row):
-    op = OPERATIONS[row.function]
-    x, made = drawn(op, time=3, optional=True)
-    kind = "delta" if op.rule.corrects else "linear"
-    assert op.rule.loop.__module__ == f"fwlab.ops.{kind}.{row.loop}"
-    assert row.source in op.__doc__
-    assert (row.ask != "–") == op.rule.corrects
-    if op.rule.corrects:
-        assert (row.ask == row.k) == (made.erase_key is None)
-    # A gate may be left out.
-    assert (row.decay == "1") == (made.decay is None)
-    assert (row.strength == "1") == (made.strength is None)
-    steps, several = made.k.shape[1] // 3, x["k"].dim() == 5
-    assert row.steps == ("$n$" if several else str(steps))
-    same = made.v is x["v"] or several
-    assert (re.fullmatch(r"\$v(_j)?\$", row.v) is not None) == same
-    wide = made.decay is not None and made.decay.shape[-1] > 1
-    assert ("channel" in row.decay) == wide
 
 
 def test_defaults_of_the_layer():
@@ -107,8 +69,8 @@ def test_defaults_of_the_layer():
 
 def test_the_equation_is_that_of_every_rule():
     """The recurrence of the page, step by step, against each rule's loop."""
-    for row in ROWS:
-        op = OPERATIONS[row.function]
+    assert {*ROWS} == {*OPERATIONS}
+    for op in OPERATIONS.values():
         x, made = drawn(op, time=4)
         W, y = torch.zeros(1, 2, 5, 4, dtype=torch.float64), []
         for t in range(made.k.shape[1]):

@@ -1,25 +1,20 @@
 """Dropout: only in training, off by default, the same in all implementations."""
 
-import re
 from functools import partial
 
 import pytest
 import torch
 from alike import agree, drawn_mask, error, random, refuses
-from torch.utils.checkpoint import checkpoint
 
 from fwlab import ops
 from fwlab.feature_maps import ELU1
 from fwlab.layers import (
-    Block,
     CrossAttention,
     FeedbackTransformer,
     SoftmaxAttention,
     TransformerXL,
 )
 from fwlab.models import MIXERS, EncoderDecoder, LanguageModel, Mixer
-from fwlab.ops import _triton
-from fwlab.ops.feedback import why_not
 
 WITH_WEIGHTS = ("softmax", "transformer-xl")
 DROPOUT = 0.3
@@ -68,17 +63,18 @@ def test_off_by_default(mixer):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@mixers
-def test_training_draws_from_the_generator(mixer):
-    model, text = language_model(mixer, DROPOUT), tokens(2, 20)
-    y = seeded(model, text)
-    assert torch.equal(seeded(model, text), y)
-    assert not torch.equal(seeded(model, text, seed=2), y)
-    # The prediction of a text in two parts is random, too.
-    _, state = seeded(model.prefill, text[:, :9])
-    y, _ = seeded(model.prefill, text[:, 9:], state)
-    assert torch.equal(seeded(model.prefill, text[:, 9:], state)[0], y)
-    assert not torch.equal(seeded(model.prefill, text[:, 9:], state, seed=2)[0], y)
+@pytest.mark.parametrize("attention", ["softmax", ELU1()], ids=["softmax", "elu"])
+def test_encoder_decoder(attention):
+    weights = {"attention_dropout": DROPOUT} if attention == "softmax" else {}
+    plain = encoder_decoder(attention=attention)
+    model = encoder_decoder(attention=attention, dropout=DROPOUT, **weights)
+    texts, before = (tokens(2, 6), tokens(2, 7)), torch.get_rng_state()
+    assert torch.equal(model.eval()(*texts), plain(*texts))
+    assert torch.equal(model.generate(texts[0], 4, 1), plain.generate(texts[0], 4, 1))
+    assert torch.equal(torch.get_rng_state(), before)
+    y = seeded(model.train(), *texts)
+    assert torch.equal(seeded(model, *texts), y)
+    assert not torch.equal(seeded(model, *texts, seed=2), y)
 
 
 def dropped(model, *inputs):
@@ -101,39 +97,20 @@ def assert_dropped(x, y, p=DROPOUT):
     torch.testing.assert_close(y[y != 0], x[y != 0] / (1 - p))
 
 
-@pytest.mark.parametrize(
-    ("model", "widths"),
-    [
-        # Embeddings, both branches of each block, and inside its MLP.
-        (
-            lambda: (language_model("delta", DROPOUT), tokens(40, 20)),
-            {
-                "dropout": [8],
-                "blocks.0.dropout": [8, 32, 8],
-                "blocks.1.dropout": [8, 32, 8],
-            },
-        ),
-        (
-            lambda: (
-                encoder_decoder(layers=1, dropout=DROPOUT),
-                *(tokens(60, 20), tokens(60, 21)),
-            ),
-            {
-                "dropout": [8, 8],
-                "encoder.0.dropout": [8, 32, 8],
-                "decoder.0.dropout": [8, 8, 32, 8],
-            },
-        ),
-    ],
-    ids=["language model", "encoder-decoder"],
-)
-def test_where(model, widths):
-    by_name = dropped(*model())
-    assert {
-        n: [x.shape[-1] for x, _ in calls] for n, calls in by_name.items()
-    } == widths
-    for calls in by_name.values():
-        for x, y in calls:
+def test_where():
+    """Embeddings, all branches of each block, and inside its MLP."""
+    language = dropped(language_model("delta", DROPOUT), tokens(40, 20))
+    model = encoder_decoder(layers=1, dropout=DROPOUT)
+    translation = dropped(model, tokens(60, 20), tokens(60, 21))
+    block, decoder = [8, 32, 8], [8, 8, 32, 8]
+    for by_name, widths in (
+        (language, {"dropout": [8], "blocks.0.dropout": block}),
+        (translation, {"dropout": [8, 8], "encoder.0.dropout": block}),
+        (translation, {"decoder.0.dropout": decoder}),
+    ):
+        for name, wanted in widths.items():
+            assert [x.shape[-1] for x, _ in by_name[name]] == wanted
+        for x, y in (call for calls in by_name.values() for call in calls):
             assert_dropped(x, y)
 
 
@@ -229,125 +206,20 @@ def test_attention_weights_are_dropped(implementation):
     assert not kept[~seen].any()
 
 
-def attentions():
-    source = random(1, 6, 8, seed=1)
-    stack = TransformerXL(8, 2, 1, memory=4, segment=3, attention_dropout=DROPOUT)
-    cross = CrossAttention(8, 2, attention_dropout=DROPOUT)
-    return {
-        "softmax": (SoftmaxAttention(8, 2, attention_dropout=DROPOUT), None),
-        "transformer-xl": (stack.blocks[0].mixer, None),
-        "cross": (cross, source),
-    }
-
-
-@pytest.mark.parametrize("name", attentions())
-def test_mean_over_draws_is_the_output_without(name):
-    """Within 5 standard errors, estimated from the draws."""
-    torch.manual_seed(0)
-    layer, source = attentions()[name]
-    layer, x, draws = layer.double(), random(1, 6, 8), 4000
-    args = [x] if source is None else [x, source]
-    many = [part.expand(draws, -1, -1) for part in args]
-    y, wanted = seeded(layer, *many), layer.eval()(*args)
-    off, spread = (y.mean(0) - wanted[0]).abs(), y.std(0)
-    assert (spread > 0.01).any()
-    assert (off <= 5 * spread / draws**0.5 + 1e-12).all()
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_cross_attention_with_dropout_is_the_same_function(masked):
-    x, source = random(2, 5, 8), random(2, 7, 8, seed=1)
-    mask = drawn_mask(2, 7, seed=1) if masked else None
-    if masked:
-        mask[1] = False
+@pytest.mark.parametrize("kind", ["softmax", "transformer-xl", "cross"])
+def test_layers_pass_dropout_on(kind):
+    """So little of it that nothing is dropped is none; and more of it drops."""
+    made = {
+        "softmax": partial(SoftmaxAttention, 8, 2),
+        "transformer-xl": partial(TransformerXL, 8, 2, 1, memory=4, segment=3),
+        "cross": partial(CrossAttention, 8, 2),
+    }[kind]
+    given = [random(2, 6, 8)] + [random(2, 7, 8, seed=1)] * (kind == "cross")
     outputs = []
-    for dropout in (1e-12, 0):
-        torch.manual_seed(0)
-        layer = CrossAttention(8, 2, attention_dropout=dropout).double()
-        outputs.append(layer(x, source, mask))
-    assert error(*outputs) < 1e-10
-
-
-@pytest.mark.parametrize("attention", ["softmax", ELU1()], ids=["softmax", "elu"])
-def test_encoder_decoder(attention):
-    options = {"dropout": DROPOUT}
-    if attention == "softmax":
-        options["attention_dropout"] = DROPOUT
-    plain = encoder_decoder(attention=attention)
-    model = encoder_decoder(attention=attention, **options)
-    assert plain.state_dict().keys() == model.state_dict().keys()
-    texts = tokens(2, 6), tokens(2, 7)
-    y = seeded(model, *texts)
-    assert torch.equal(seeded(model, *texts), y)
-    assert not torch.equal(seeded(model, *texts, seed=2), y)
-    before = torch.get_rng_state()
-    assert torch.equal(model.eval()(*texts), plain(*texts))
-    assert torch.equal(model.generate(texts[0], 4, 1), plain.generate(texts[0], 4, 1))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-@mixers
-def test_activation_checkpointing(mixer):
-    """The second forward pass drops the same as the first."""
-    model, text = language_model(mixer, DROPOUT), tokens(2, 20)
-
-    def gradients(run):
-        loss = (seeded(run) * random(2, 20, 11)).sum()
-        return torch.autograd.grad(loss, list(model.parameters()))
-
-    wanted = gradients(lambda: model(text))
-    again = gradients(lambda: checkpoint(model, text, use_reentrant=False))
-    assert all(map(torch.equal, again, wanted))
-
-
-@pytest.mark.parametrize("mixer", ["softmax", "feedback"])
-def test_compiled(mixer):
-    model, text = language_model(mixer, DROPOUT), tokens(2, 20)
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-    assert torch.equal(seeded(compiled, text), seeded(model, text))
-
-
-def test_empty():
-    stack = FeedbackTransformer(6, 2, 2, dropout=DROPOUT)
-    attention = SoftmaxAttention(6, 2, attention_dropout=DROPOUT)
-    for layer in (stack, attention):
-        for shape in ((0, 3, 6), (2, 0, 6)):
-            x = torch.zeros(shape, requires_grad=True)
-            layer(x).sum().backward()
-            assert x.grad.shape == shape
-
-
-def test_kernels_refuse(monkeypatch):
-    monkeypatch.setattr(_triton, "why_not", lambda *inputs: None)
-    stack = FeedbackTransformer(6, 2, 1)
-    x, k = torch.zeros(1, 2, 6), torch.zeros(1, 0, 1, 2, 3)
-    given = x, stack.weights(), 2, k, k, None
-    factors = torch.ones(1, 2, 1, 12 + stack.weights().expand.shape[1])
-    assert why_not(*given, factors) == "the kernels have no dropout"
-    assert why_not(*given) is None
-
-
-MAKERS = [
-    ("dropout", "Block", lambda **p: Block(SoftmaxAttention(8, 2), 8, **p)),
-    ("dropout", "FeedbackTransformer", partial(FeedbackTransformer, 8, 2, 1)),
-    ("dropout", "LanguageModel", partial(LanguageModel, 11, d_model=8)),
-    ("dropout", "EncoderDecoder", encoder_decoder),
-    ("dropout", "softmax_attention", partial(ops.softmax_attention, *random(3, 2, 5, 1, 4))),
-    ("attention_dropout", "SoftmaxAttention", partial(SoftmaxAttention, 8, 2)),
-    ("attention_dropout", "CrossAttention", partial(CrossAttention, 8, 2)),
-    ("attention_dropout", "TransformerXL", partial(TransformerXL, 8, 2, 1)),
-    ("attention_dropout", "LanguageModel", partial(LanguageModel, 11, "softmax", d_model=8)),
-    ("attention_dropout", "EncoderDecoder", encoder_decoder),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("argument", "name", "make"), MAKERS)
-def test_range(argument, name, make):
-    text = f"{name}: expected {argument} to be at least 0 and below 1, got "
-    for value, kind in ((-0.1, ValueError), (1, ValueError), ("0.1", TypeError)):
-        call = partial(make, **{argument: value})
-        refuses(call, re.escape(text + repr(value)), kind)
-    make(**{argument: 0}), make(**{argument: 0.999})
+    for dropout in (0, 1e-12, DROPOUT):
+        layer = seeded(partial(made, attention_dropout=dropout)).double()
+        outputs.append(seeded(layer, *given))
+    assert error(outputs[1], outputs[0]) < 1e-10 < error(outputs[2], outputs[0])
 
 
 def test_attention_dropout_needs_attention_weights():
@@ -361,15 +233,3 @@ def test_attention_dropout_needs_attention_weights():
         partial(encoder_decoder, attention=ELU1(), **p),
     ):
         refuses(call, "expected attention_dropout=0 with a fea", ValueError)
-
-
-def test_factors_of_another_shape():
-    stack = FeedbackTransformer(6, 2, 2, d_ff=10)
-    x, w = torch.zeros(1, 5, 6), stack.weights()
-    for shape, text in {
-        (1, 5, 2, 21): "expected factors of shape [1, 5, 2, 22] ([batch, time, "
-        "layers, 2 * d + d_ff]), got [1, 5, 2, 21]",
-        (1, 5, 3, 22): "feedback: expected factors of shape [1, 5, 2, factors]",
-    }.items():
-        with pytest.raises(ValueError, match=re.escape(text)):
-            ops.feedback(x, w, heads=2, factors=torch.ones(shape))

@@ -89,46 +89,6 @@ def test_references():
 # What only this equation of Schlag et al. 2021 has, spaces aside, and a word
 # of what the list says about it. Read in the paper, not in the repository:
 # a number that is wrong everywhere agrees with itself.
-FORMULAS = {
-    "17": (r"W[^(]*\+v(_i)?\\otimes(\\phi|k$)", "sum rule"),
-    "24": (r"\\beta(_i)?\(v(_i)?-.*\)\\otimes", "difference"),
-    "29": (r"\\frac\{\\phi\(k\)\}\{\\sum_j|\\phi\(k\)\\Big/\\sum_j", "sum"),
-    "37": (r"r\(\[k;-k\]\)_\{i\+\\nu\}", "DPFP"),
-    "51": (r"\\sum_jk_ik_j", "column"),
-    "52": (r"\(1-\\beta(_i)?\)W", "gated rule"),
-    "53": (r"v_1\\otimesk_1\+v_2\\otimesk_2", "two pairs"),
-    "no number": (r"^\\sum_jk_j=1", ""),
-}
-
-
-def tagged(path: str) -> list[tuple[str, str]]:
-    """Number and formula of each displayed equation that has a number of a
-    paper."""
-    found = re.findall(r"\$\$((?:(?!\$\$).)+?)\\tag\{(\d+)\}", words(path), re.DOTALL)
-    return [(tag, re.sub(r"\s|\\[,;]", "", formula)) for formula, tag in found]
-
-
-def test_numbers_stand_beside_their_formulas():
-    seen = set()
-    for path in FILES:
-        if equations.paper(path) == "schlag2021":
-            excepted = LIST["exceptions"].get(path, {})
-            for tag, formula in tagged(path):
-                if tag in excepted:
-                    continue
-                is_of = {
-                    n for n, (sign, _) in FORMULAS.items() if re.search(sign, formula)
-                }
-                assert is_of == ({tag} & set(FORMULAS)), f"{path}, ({tag}): {formula}"
-                seen |= is_of
-    assert seen == set(FORMULAS) - {"no number"}
-
-
-def test_the_list_says_the_same():
-    listed = LIST["schlag2021"]["equations"]
-    assert set(listed) == {str(number) for number in range(1, 54)}
-    for number, (_, word) in FORMULAS.items():
-        assert word in listed.get(number, ""), number
 
 
 def test_own_numbers_are_those_of_the_code():

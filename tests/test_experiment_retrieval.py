@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from terminal import fwlab
 
 from fwlab.data import retrieval as pairs_of
-from fwlab.experiments import EXPERIMENTS, Runs, capacity, overwrite, retrieval
+from fwlab.experiments import capacity, overwrite, retrieval
 from fwlab.experiments.experiment import select, throughout
 from fwlab.experiments.retrieval import ALL, ONE, Retriever
 
@@ -94,31 +93,6 @@ def test_the_thinned_grid():
         seeds = {q["seed"] for q in points if {**q, "seed": p["seed"]} == p}
         assert seeds == ({1, 2, 3} if unsure or p["S"] == 20 else {1}), p
         assert p["gain"] == (0.002 if p["ask"] == ALL and near > 1.1 else 0)
-
-
-@pytest.mark.parametrize(("name", "size"), [("capacity", 240), ("overwrite", 60)])
-def test_the_paper_s_own_grid(name, size, tmp_path):
-    arguments = (name, "--published", "--list-points", "--out", str(tmp_path))
-    code, text, _ = fwlab("reproduce", *arguments)
-    assert code == 0 and len(text.splitlines()) == size
-    points = EXPERIMENTS[name].published_points()
-    same = {(p["ask"], p["budget"], p["seed"], p["gain"]) for p in points}
-    assert same == {(ONE, 100_000, 1, 0.0)}
-    runs = Runs(EXPERIMENTS[name], False, tmp_path, published=True)
-    assert runs.points == points and runs.folder.name == "published"
-    assert runs._provenance()["command"] == f"fwlab reproduce {name} --published"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["capacity", "--quick", "--published"], "one of --quick and --published"),
-        (["reversal", "--published"], "reversal has no published grid"),
-    ],
-)
-def test_there_is_no_other_published_grid(arguments, said):
-    code, _, error = fwlab("reproduce", *arguments)
-    assert code == 2 and said in error
 
 
 # --- Claims -------------------------------------------------------------

@@ -3,16 +3,12 @@
 import os
 import resource
 import stat
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from terminal import fwlab
 
-from fwlab.bench import kernels
 from fwlab.files import OTHERS, read_json, replacing, write_json
-
-NEEDS_TRITON = pytest.mark.skipif(not find_spec("triton"), reason="needs Triton")
 
 
 @pytest.fixture
@@ -111,7 +107,6 @@ def test_the_file_is_on_the_disk_before_its_name(tmp_path, monkeypatch):
     ("arguments", "name"),
     [
         (["bench", "--out"], ""),
-        pytest.param(["bench", "--gpu", "--out"], "", marks=NEEDS_TRITON),
         (["exercises", "grade", "no.ipynb", "--out"], ""),
         (["plot", "no-run", "--out"], ""),
         (["look", "no-run", "--text", "no-text", "--out"], ""),
@@ -120,13 +115,8 @@ def test_the_file_is_on_the_disk_before_its_name(tmp_path, monkeypatch):
     ],
 )
 def test_commands_complain_before_they_work(pipe, monkeypatch, arguments, name):
-    for at in ("operations.measure", "kernels.measure_row"):
-        monkeypatch.setattr(f"fwlab.bench.{at}", lambda *_: pytest.fail("measures"))
-    if "--gpu" in arguments:
-        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-        monkeypatch.setattr("fwlab.ops._triton.capability", lambda device: (8, 0))
-        about = {"name": "x", "slug": "x", "capability": (8, 0)}
-        monkeypatch.setattr(kernels, "about_card", lambda: about)
+    measure = "fwlab.bench.operations.measure_case"
+    monkeypatch.setattr(measure, lambda *_: pytest.fail("measures"))
     out = pipe
     if name:
         pipe = pipe.rename(pipe.with_name(name))

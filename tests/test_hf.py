@@ -22,7 +22,6 @@ from fwlab import hf
 from fwlab.models import MIXERS
 from fwlab.training import Config, Trainer, load
 
-VERSION = tuple(map(int, transformers.__version__.split(".")[:2]))
 #: What a cache is called in `generate` and in outputs.
 CACHE = list(CausalLMOutputWithPast.__dataclass_fields__)[2]
 #: Models with these functions, of two layers.
@@ -83,71 +82,15 @@ def test_patched_models_compute_the_same(family):
     assert text.shape == (2, 73) and torch.equal(ours_text, text)
 
 
-FUNCTIONS = [
-    pytest.param(module, name, id=f"{module.__name__.split('.')[-2]}-{name}")
-    for module, name in hf._hooks()
-    if name in hf.RULES
-]
-
-
-def arguments(name, time, dtype=torch.float32):
-    """Arguments of one of their functions, by name; the last is a state."""
-    kimi = hf.RULES[name] is hf.ops.kimi_delta_rule
-    heads = 2 if kimi else 4
-    # Before 5.23, a layer repeats keys before it calls the function.
-    keys = 2 if VERSION >= (5, 23) else heads
-    random = torch.Generator().manual_seed(time)
-
-    def draw(*shape):
-        return torch.randn(shape, generator=random).to(dtype)
-
-    return {
-        "query": draw(2, time, keys, 8),
-        "key": draw(2, time, keys, 8),
-        "value": draw(2, time, heads, 12),
-        "g": -draw(2, time, heads, *[8] * kimi).exp(),
-        "beta": draw(2, time, heads).sigmoid(),
-        "initial_state": draw(2, heads, 8, 12).float(),
-    }
-
-
-OPTIONS = {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
-
-
-@pytest.mark.parametrize("time", [1, 70])
-@pytest.mark.parametrize(("module", "name"), FUNCTIONS)
-def test_functions_return_what_theirs_do(module, name, time):
-    """Of every copy: outputs and states, in their layout, and gradients."""
-    theirs, x = getattr(module, name), arguments(name, time)
-    hf.patch()
-    ours = getattr(module, name)
-    assert ours is not theirs
-    with torch.no_grad():
-        for options in (OPTIONS, {"output_final_state": False}):
-            pairs = zip(ours(**x, **options), theirs(**x, **options), strict=True)
-            for mine, wanted in pairs:
-                assert (mine is None) == (wanted is None)
-                assert mine is None or (mine - wanted).norm() < 2e-5 * wanted.norm()
-    gradients = []
-    for function in (ours, theirs):
-        leaves = {n: part.clone().requires_grad_() for n, part in x.items()}
-        y, W = function(**leaves, **OPTIONS)
-        ((y * y.detach().cos()).sum() + (W * W.detach().cos()).sum()).backward()
-        gradients.append([part.grad for part in leaves.values()])
-    for mine, wanted in zip(*gradients, strict=True):
-        assert (mine - wanted).norm() < 2e-5 * wanted.norm()
-
-
+@torch.no_grad()
 def test_half_precision():
-    """Like theirs: computed in float32, the outputs rounded, the state not."""
-    module, name = hf._hooks()[0]
-    theirs, x = getattr(module, name), arguments(name, 70, torch.bfloat16)
+    """Like theirs: computed in float32, and outputs rounded."""
+    model, x = tiny("qwen3_5", **TWO).bfloat16(), tokens(2, 70)
+    wanted = model(x).logits
     hf.patch()
-    (y, W), (wanted, state) = (
-        f(**x, **OPTIONS) for f in (getattr(module, name), theirs)
-    )
-    assert y.dtype == torch.bfloat16 and W.dtype == torch.float32
-    assert error(y.float(), wanted.float()) < 1e-3 and error(W, state) < 2e-5
+    found = model(x).logits
+    assert found.dtype == torch.bfloat16
+    assert error(found.float(), wanted.float()) < 5e-3
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -383,18 +326,11 @@ def test_hidden_states(padding):
     wanted = model.language_model.norm(second(first(x)))
     assert error(output.hidden_states[2][1:], wanted) < 1e-10
     model.config.output_hidden_states = True
-    assert len(model(PROMPT).hidden_states) == 3
     first = model(PROMPT[:, :3], attention_mask=mask[:, :3], use_cache=True)
     second = model(PROMPT[:, 3:], attention_mask=mask, cache=first[CACHE])
     pieces = zip(first.hidden_states, second.hidden_states, strict=True)
     for (a, b), wanted in zip(pieces, output.hidden_states, strict=True):
         assert error(torch.cat([a, b], 1), wanted) < 1e-10
-    given = {"output_hidden_states": True, "return_dict_in_generate": True}
-    text = model.generate(PROMPT, max_new_tokens=3, **given)
-    assert [x[0].shape[1] for x in text.hidden_states] == [5, 1, 1]
-    assert (
-        len(wrapped("feedback")(PROMPT, output_hidden_states=True).hidden_states) == 2
-    )
 
 
 def test_positions_are_those_that_the_model_counts():
@@ -413,27 +349,6 @@ def test_positions_are_those_that_the_model_counts():
         lambda: model(PROMPT[:1], position_ids=torch.tensor([[0, 1, 1, 2, 0]])),
     ):
         refuses(call, "position_ids that count the real tokens")
-
-
-def test_a_pipeline(tmp_path):
-    """With a pad token that is added, as the page says."""
-    text = "the quick brown fox\njumps over the lazy dog\n" * 80
-    sizes = {"layers": 1, "heads": 2, "d_model": 16, "block": 32, "batch": 2}
-    Trainer(Config(**sizes), text).save(tmp_path / "run")
-    model, tokenizer = hf.from_run(tmp_path / "run")
-    with torch.no_grad():
-        model.language_model.embedding.weight *= 30
-    tokenizer.add_special_tokens({"pad_token": "<pad>"})
-    tokenizer.padding_side = "left"
-    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    prompts = ["the fox", "a lazy dog"]
-    given = {"max_new_tokens": 5, "do_sample": False}
-    pipeline = transformers.pipeline("text-generation", model, tokenizer=tokenizer)
-    both = pipeline(prompts, batch_size=2, return_full_text=False, **given)
-    for prompt, [answer] in zip(prompts, both, strict=True):
-        x = tokenizer(prompt, return_tensors="pt").input_ids
-        alone = model.generate(x, **given)[0, x.shape[1] :]
-        assert answer["generated_text"] == tokenizer.decode(alone)
 
 
 @pytest.mark.parametrize("mixer", MIXERS)

@@ -1,15 +1,16 @@
-"""Inputs of unusual kinds: scales that are not positive, tangents of forward-mode
-differentiation, and tensors that are not dense.
+"""What every operation, layer, model and feature map refuses, in one sentence that
+names the argument.
 """
 
 import inspect
+import math
 import re
 from functools import partial
 
 import fuzz
 import pytest
 import torch
-from alike import call, error, problem, refuses
+from alike import call, problem, refuses
 from loops import AFT, RULES
 from torch.utils._pytree import tree_map
 
@@ -21,55 +22,6 @@ EVERY = (*RULES, "fwp", "softmax_attention", *AFT, "feedback")
 def small(op, **options):
     text = f"op={op} batch=2 time=5 heads=2 key=4 value=3 window=3 asked=y"
     return problem(text, **options)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "limit"),
-    [
-        (torch.float64, 1e-12),
-        (torch.float32, 1e-5),
-        (torch.float16, 2e-3),
-        (torch.bfloat16, 1e-2),
-    ],
-)
-def test_softmax_attention_with_any_scale(dtype, limit):
-    """PyTorch's own causal attention is NaN unless the scale is above 0, rounded
-    to float32.
-    """
-    q, k, v, weights = torch.randn(4, 2, 9, 2, 4, dtype=torch.float64).to(dtype)
-    future = torch.ones(9, 9, dtype=torch.bool).triu(1)
-
-    def formula(q, k, v):
-        scores = torch.einsum("bihc,bjhc->bhij", q, k) * scale
-        shares = scores.masked_fill(future, -torch.inf).softmax(-1)
-        return torch.einsum("bhij,bjhc->bihc", shares, v)
-
-    def all_of(function, *inputs):
-        leaves = [x.clone().requires_grad_() for x in inputs]
-        y = function(*leaves)
-        return [y, *torch.autograd.grad((y * weights).sum(), leaves)]
-
-    for scale in (0.0, -1.0, -0.3, 1e-300, -1e-300):
-        wanted = all_of(formula, q.double(), k.double(), v.double())
-        for factor in (scale, torch.tensor(scale, dtype=torch.float64)):
-            for implementation in ("auto", "naive"):
-                attend = partial(
-                    ops.softmax_attention, scale=factor, implementation=implementation
-                )
-                results = all_of(attend, q, k, v)
-                for x, y in zip(results, wanted, strict=True):
-                    # With scores of 0, q and k have none, up to 1e-300.
-                    nothing = x.double().norm() < 1e-30 > y.norm()
-                    assert nothing or error(x, y) < limit
-
-
-def test_a_scale_does_not_round_queries():
-    """In half precision, the naive version multiplies by it in float32."""
-    q, k, v = torch.randn(3, 1, 9, 2, 4).bfloat16()
-    options = {"scale": 3.0, "implementation": "naive"}
-    wanted = ops.softmax_attention(q.double(), k.double(), v.double(), **options)
-    y = ops.softmax_attention(q, k, v, **options)
-    assert error(y, wanted.bfloat16()) < 1e-3
 
 
 @pytest.mark.parametrize("transform", ["vmap", "jvp"])
@@ -132,35 +84,106 @@ MADE = {
 }
 
 
+#: Numbers below 1 that an argument may be, and numbers that have no limits.
+ZEROS = {"conv_size", "memory", "rope", "rope_base", "seed"}
+FREE = {"scale", "seed"}
+
+
 @pytest.mark.parametrize("name", MADE)
-def test_the_constructor_names_an_argument_of_the_wrong_type(name):
-    """Of every argument: a set, and text, in place of a number, flag or name."""
+def test_the_constructor_names_a_wrong_argument(name):
+    """Of every argument: a set, text, and a number out of its range."""
     rooms = (layers, models, feature_maps)
     kind = next(getattr(room, name) for room in rooms if hasattr(room, name))
     assert kind(**MADE[name])
     for argument, parameter in inspect.signature(kind).parameters.items():
-        wrong: list = [{"delta"}] + ["yes"] * ("str" not in str(parameter.annotation))
+        annotation = str(parameter.annotation)
+        wrong: list = [{"delta"}, *["nix"] * (argument != "activation")]
+        wrong += [-1] * (argument not in FREE)
+        wrong += [0] * ("int" in annotation and argument not in ZEROS)
+        wrong += [math.nan, math.inf] * ("float" in annotation)
+        wrong += [1] * argument.endswith("dropout")
         for value in wrong:
-            message = (
-                rf"^\w+: expected {argument} to be .*got {re.escape(repr(value))}$"
-            )
-            make = partial(kind, **MADE[name] | {argument: value})
-            refuses(make, message, TypeError)
+            message = rf"^\w+: expected .*{argument}.*got .*{re.escape(repr(value))}$"
+            error = TypeError if isinstance(value, set) else (TypeError, ValueError)
+            refuses(partial(kind, **MADE[name] | {argument: value}), message, error)
 
 
-def test_operations_name_an_argument_of_the_wrong_type():
-    for op in EVERY:
-        for argument in ("return_state", "implementation"):
-            if argument in fuzz.takes(op):
-                wrong = partial(call, small(op), **{argument: ["no"]})
-                message = rf"expected {argument} to be .*got \['no'\]$"
-                refuses(wrong, message, TypeError)
+@pytest.mark.parametrize("op", EVERY)
+def test_the_operation_names_a_wrong_argument(op):
+    """Of every tensor: what is none, and another precision, device, and shape."""
+    p = small(op, dropout=1)
+    first, *_ = fuzz.takes(op)
+    for name, x in p.x.items():
+        x = x.detach()
+        for wrong, error, message in (
+            ([1.0], TypeError, f"{name} to be a tensor, got list"),
+            (x.long(), TypeError, f"{name} in float16, bfloat16, .*got int64"),
+            (x.to(torch.float8_e4m3fn), TypeError, f"{name} in .*got float8_e4m3fn"),
+            (x.to("meta"), ValueError, f"{name} on cpu, like {first}, got meta"),
+            (x.half(), TypeError, f"{name} in the precision of {first}, float64"),
+            (x[None], ValueError, rf"{name} of shape .*got \[1, "),
+            (x[:-1], ValueError, rf"{name} of shape .*got \["),
+        ):
+            others = isinstance(wrong, torch.Tensor) and wrong.dtype == x.dtype
+            if name in (first, "to_q", "to_k") and (others or "precision" in message):
+                continue  # then the others do not agree with this one
+            message = rf"^{op}: expected (weights\.)?{message}"
+            refuses(partial(call, p, **{name: wrong}), message, error)
+    some = torch.zeros(2, 3, 4, 5, dtype=torch.float64)
+    for name, wrong, error, message in (
+        ("key_mask", torch.ones(2, 5), TypeError, "key_mask to be a bool tensor"),
+        ("key_mask", [True], TypeError, "key_mask to be a tensor, got list"),
+        ("key_mask", torch.ones(2, 4).bool(), ValueError, "key_mask of shape"),
+        ("state", 3, TypeError, "state to be a .*got int"),
+        ("state", some, (TypeError, ValueError), "state .*got (Tensor|.*5|a tensor)"),
+        ("implementation", "cuda", ValueError, "implementation to be one of 'auto'"),
+        ("implementation", ["no"], TypeError, r"implementation to be .*got \['no'\]"),
+        ("return_state", ["no"], TypeError, r"return_state to be .*got \['no'\]"),
+        ("causal", "no", TypeError, "causal to be True or False, got 'no'"),
+        ("normalize", "yes", TypeError, "normalize to be True or False, got 'yes'"),
+        ("scale", "a", TypeError, "scale to be a finite number, got 'a'"),
+        ("scale", True, TypeError, "scale to be a finite number, got True"),
+        ("scale", math.nan, ValueError, "scale to be a finite number, got nan"),
+        ("scale", torch.ones(2), ValueError, "scale to be a .*or a tensor of one"),
+    ):
+        if name in fuzz.takes(op) and name not in p.x:
+            message = f"^{op}: expected {message}"
+            refuses(partial(call, p, **{name: wrong}), message, error)
 
 
-def test_what_decoding_takes():
-    model = models.LanguageModel(5, layers=1, d_model=8, heads=2)
-    text = torch.zeros(1, 2, dtype=torch.long)
-    refuses(lambda: model.generate([[0]], 2), "prompt to be a tensor, got list")
-    refuses(lambda: model.generate(text, "2"), "max_new_tokens to be an integer")
-    refuses(lambda: model.generate(text, 2, top_k=1.5), "top_k to be an integer")
-    refuses(lambda: model([[0]]), "tokens to be a tensor, got list")
+Z = partial(torch.zeros, dtype=torch.float64)
+SINGLE, WHOLE = torch.zeros(2, 2, 3, 4), Z(2, 2, 3, 4)
+MEMORIES = Z(2, 3, 1, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("op", "changes", "message"),
+    [
+        ("delta_rule", {"state": SINGLE}, "state in float64 for these inputs, got float32"),
+        ("delta_rule", {"state": WHOLE, "normalize": True}, "state to be a NormalizedState"),
+        ("delta_rule", {"q": Z(2, 5, 3, 4)}, "the heads of q to be a multiple of the 2 heads of k, got 3"),
+        ("delta_rule", {"v": Z(2, 5, 1, 4)}, r"v of shape \[2, 5, 2, value\]"),
+        ("softmax_attention", {"q": Z(2, 5, 3, 4)}, "the heads of q to be a multiple of the 2 heads"),
+        ("softmax_attention", {"state": (None, None, None)}, "state.k to be a tensor"),
+        ("softmax_attention", {"state": (Z(2, 3, 2, 4), Z(2, 3, 2, 3), Z(2, 3))}, "state.mask to be a bool"),
+        ("sum_rule", {"scale": torch.tensor(True)}, r"scale .*got a bool tensor of shape \[\]"),
+        ("fwp", {"activation": "tanh"}, "activation to be a function or None, got 'tanh'"),
+        ("fwp", {"activation": lambda W: W.sum()}, r"activation to return .*got torch.float64 \[\]"),
+        ("fwp", {"activation": lambda W: W.float()}, "activation to return .*got torch.float32"),
+        ("fwp", {"activation": lambda W: None}, "activation to return .*got NoneType"),
+        ("aft_full", {"bias": Z(5, 4)}, r"bias of shape \[5, 5\].*got \[5, 4\]"),
+        ("aft_local", {"band": Z(5, 4), "causal": False}, r"band .*odd.*got \[5, 4\]"),
+        ("aft_simple", {"causal": False, "return_state": True}, "causal=True"),
+        ("aft_full", {"causal": False, "state": (0, 0)}, "causal=True"),
+        ("aft_local", {"state": (Z(2, 3, 3),) * 4}, r"state.k of shape \[2, 2, 3\].*got \[2, 3, 3\]"),
+        ("aft_simple", {"state": (torch.zeros(2, 3),) * 2}, "state.log_sum in float64 for these inputs"),
+        ("aft_conv2d", {"kernel": Z(2, 4, 4)}, "kernel of odd size, got size 4"),
+        ("feedback", {"state": ops.FeedbackState(MEMORIES, MEMORIES[:, 1:], None)}, r"state.v of shape \[2, 3, "),
+        ("feedback", {"state": ops.FeedbackState(MEMORIES.float(), MEMORIES, None)}, "state.k in float64"),
+        ("feedback", {"factors": Z(2, 5, 1, 7)}, r"factors of shape \[2, 5, 1, 19\]"),
+        ("feedback", {"positions": Z(4, 3)}, "weights.positions to have an even number .*got 3"),
+        ("feedback", {"to_k": Z(2, 8, 8), "to_v": Z(2, 8, 8), "norm_memory": None}, "to_k to have 1 group .*got 2"),
+    ],
+)  # fmt: skip
+def test_the_operation_says_what_does_not_fit(op, changes, message):
+    refuses(partial(call, small(op), **changes), f"^{op}: expected .*{message}")

@@ -5,8 +5,6 @@ followed and without it.
 """
 
 import json
-import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -84,19 +82,6 @@ def test_the_sum_forgets_nothing_and_gates_fade():
     assert error(found.kept, fading) < 1e-10
 
 
-@pytest.mark.parametrize("mixer", ["delta", "gated-delta", "kimi-delta"])
-def test_half_lives(mixer):
-    """Half of the memory is left after that many tokens of that decay."""
-    (found,), _ = look(model(mixer), TOKENS)
-    whole, each = found.half_life()
-    if mixer == "delta":
-        assert whole.isinf().all() and each.isinf().all()
-    else:
-        pace = found.decay.log()
-        assert error(pace.mean((0, 2)).exp() ** whole, 0 * whole + 0.5) < 1e-10
-        assert error(pace.mean(0).exp() ** each, 0 * each + 0.5) < 1e-10
-
-
 def test_hybrid_stacks_name_what_they_skip():
     layers, skipped = look(model("gated-delta,softmax,delta", 3), TOKENS)
     assert [(x.number, x.rule) for x in layers] == [(1, "gated_delta"), (3, "delta")]
@@ -110,20 +95,11 @@ def test_hybrid_stacks_name_what_they_skip():
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
     """The folder of a tiny Qwen3.5 of transformers with a tokenizer of words."""
-    from published import tiny
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from published import tiny, write_tokenizer
 
     folder = tmp_path_factory.mktemp("published")
     tiny("qwen3_5", noise=0.15, vocab_size=9).save_pretrained(folder)
-    words = {
-        word: i
-        for i, word in enumerate(
-            ["in", "is", "now", "Ada", "Ben", "Rome", "Oslo", ".", "?"]
-        )
-    }
-    coder = Tokenizer(models.WordLevel(words, unk_token="?"))
-    coder.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    coder.save(str(folder / "tokenizer.json"))
+    write_tokenizer(folder, ["in", "is", "now", "Ada", "Ben", "Rome", "Oslo", ".", "?"])
     (folder / "text").write_text(
         "Ada is in Rome . Ben is in Rome . Ada is now in Oslo ."
     )
@@ -169,33 +145,22 @@ def test_a_published_model(published, tmp_path):
 
 
 def test_what_does_not_fit(published, tmp_path):
-    folder = published
-    text = ("--text", str(folder / "text"))
-
-    def refused(*arguments):
-        code, _, err = fwlab("look", *arguments)
-        assert code == 2 and err.count("\n") == 1, err
-        return err
-
-    assert "there is no checkpoint none" in refused("none", *text)
-    place = str(folder)
-    assert "'Eve' at least twice" in refused(place, *text, "--name", "Eve")
-    assert "'Ben' at least twice" in refused(place, *text, "--name", "Ben")
-    assert "at least 2 tokens to read, got 1" in refused(place, *text, "--tokens", "1")
-    assert "expected a picture" in refused(place, *text, "--out", "x.json")
-    assert "no-text" in refused(place, "--text", str(tmp_path / "no-text"))
+    text, other = ("--text", str(published / "text")), tmp_path / "other"
     (tmp_path / "short").write_text("Ada")
-    short = refused(place, "--text", str(tmp_path / "short"))
-    assert "at least 2 tokens to read, got 1" in short
-    other = tmp_path / "other"
     other.mkdir()
     for name in ("config.json", "model.safetensors"):
-        (other / name).write_bytes((folder / name).read_bytes())
-    assert "expected the tokenizer" in refused(str(other), *text)
-    coder = json.loads((folder / "tokenizer.json").read_text())
-    coder["model"]["vocab"]["more"] = 9
-    (other / "tokenizer.json").write_text(json.dumps(coder))
-    assert "at most the 9 tokens of the model, got 10" in refused(str(other), *text)
+        (other / name).write_bytes((published / name).read_bytes())
+    for arguments, said in (
+        (("none", *text), "there is no checkpoint none"),
+        ((published, *text, "--name", "Ben"), "'Ben' at least twice"),
+        ((published, *text, "--tokens", "1"), "at least 2 tokens to read, got 1"),
+        ((published, *text, "--out", "x.json"), "expected a picture"),
+        ((published, "--text", tmp_path / "no-text"), "no-text"),
+        ((published, "--text", tmp_path / "short"), "at least 2 tokens to read, got 1"),
+        ((other, *text), "expected the tokenizer"),
+    ):
+        code, _, err = fwlab("look", *map(str, arguments))
+        assert code == 2 and err.count("\n") == 1 and said in err, err
 
 
 @pytest.mark.parametrize("tokens", ["characters", "words"])
@@ -251,59 +216,19 @@ def test_the_picture():
     """A row for each head, and no panels of decay where nothing fades."""
 
     def drawn(mixer, **options):
-        made = model(mixer, 2, **options)
-        layers, _ = look(made, torch.zeros(15).long(), 4)
+        layers, _ = look(model(mixer, 2, **options), torch.zeros(15).long(), 4)
         figure = picture(reading("The Adas and Ad", *range(1, 15)), layers, "Ad", [4])
         return {ax.get_title(): ax for ax in figure.axes if ax.get_title()}, layers
 
     axes, layers = drawn("gated-delta")
-    first, *_, last = axes.values()
-    names = ["write strength β", "decay", "norm of W, 1 = the head's maximum"]
-    assert [*axes][:3] == names and len(axes) == 5
-    shown = torch.tensor(first.images[0].get_array().filled())
+    assert len(axes) == 5 and [*axes][:2] == ["write strength β", "decay"]
+    shown = torch.tensor(axes["write strength β"].images[0].get_array().filled())
     assert torch.equal(shown, torch.cat([x.beta for x in layers], 1).T)
-    assert (axes[names[2]].images[0].get_array().max(1) == 1).all()
-    kept = torch.tensor(
-        axes["share kept of the write at the first “Ad”"]
-        .images[0]
-        .get_array()
-        .filled(math.nan)
-    )
-    assert kept[:, :4].isnan().all() and (kept[:, 4] == 1).all()
+    last = [*axes.values()][-1]
     places = [line.get_xdata()[0] for line in last.lines if line.get_marker() == "o"]
     assert places == torch.cat([x.half_life()[0] for x in layers]).tolist()
     axes, layers = drawn("delta", fast_weights={"beta_max": 2})
     assert next(iter(axes)) == "half the write strength β" and len(axes) == 3
     shown = axes["half the write strength β"].images[0].get_array().filled()
-    assert torch.equal(
-        2 * torch.tensor(shown), torch.cat([x.beta for x in layers], 1).T
-    )
-
-
-def test_the_page_says_what_its_file_says():
-    """Of the model in "Look inside"; the picture is of the same run."""
-    docs = Path(__file__).resolve().parents[1] / "docs"
-    page = (docs / "published.md").read_text("utf-8")
-    data = json.loads((docs / "images" / "look.json").read_text("utf-8"))
-    assert f"""title="juliet.txt"\n{"".join(data["tokens"])}```""" in page
-    assert data["command"].startswith("fwlab look runs/juliet --text juliet.txt")
-    assert data["name"] == "Romeo" and data["places"] == [6, 13, 39]
-    heads = [head for layer in data["layers"] for head in layer["heads"]]
-    lives = sorted(head["half_life"] for head in heads)
-    second, third = zip(*(head["changes"] for head in heads), strict=True)
-    gone = [
-        1 - change["after"] / change["before"] / head["decay"][13]
-        for head, change in zip(heads, second, strict=True)
-    ]
-    betas = [beta for head in heads for beta in head["beta"]]
-    many = sum(change["before"] >= 0.1 for change in second)
-    for said in (
-        f"range from {lives[0]:.2g} to {lives[-1]:.2g} characters",
-        f"only {['no', 'one', 'two', 'three'][sum(x > 4 for x in lives)]} heads have",
-        f"{many} of {len(heads)} heads still read at least a tenth",
-        f"replaces {100 * min(gone):.0f} to {100 * max(gone):.0f} % of",
-        f"between {min(betas):.2f} and {max(betas):.2f}",
-    ):
-        assert said in page, said
-    left = [head for head, x in zip(heads, third, strict=True) if x["before"] > 0.01]
-    assert len(left) == 2 and all(head in heads[-4:] for head in left)
+    wanted = torch.cat([x.beta for x in layers], 1).T
+    assert torch.equal(2 * torch.tensor(shown), wanted)

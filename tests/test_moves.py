@@ -4,10 +4,9 @@ import json
 import random
 import sys
 
-import pytest
 import torch
 import tyro
-from moves import NAMES, PLACES, WORDS, moves
+from moves import WORDS, moves
 from pair import PairConfig, main, pair_model, train_pair
 
 
@@ -36,39 +35,6 @@ def test_labels_are_what_the_text_says():
             assert tokens[i + 1] == labels[i]  # the text answers it
             every.add(min(times, 2))
     assert every == {0, 1, 2}
-
-
-def test_a_change_is_worded_like_a_first_fact():
-    """And it is a change: nobody moves to where they are."""
-    texts = moves(20, 24, 3, random.Random(1))
-    for tokens in texts.tokens:
-        words = [WORDS[token] for token in tokens.tolist()]
-        at = {}
-        for i, word in enumerate(words):
-            if words[i + 1 : i + 3] == ["is", "in"]:
-                assert words[i + 3] in PLACES and words[i + 4] == "."
-                assert at.get(word) != words[i + 3]
-                at[word] = words[i + 3]
-        assert len(at) <= 3 and set(at) <= set(NAMES)
-
-
-def test_texts_are_seeded():
-    one, again, other = (moves(3, 12, 4, random.Random(seed)) for seed in (5, 5, 6))
-    assert all(torch.equal(a, b) for a, b in zip(one, again, strict=True))
-    assert not torch.equal(one.labels, other.labels)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ((0, 4, 4), "expected batch to be at least 1, got 0"),
-        ((2, 0, 4), "expected sentences to be at least 1, got 0"),
-        ((2, 4, 17), "expected people to be from 1 to 16, got 17"),
-    ],
-)
-def test_numbers_out_of_range(arguments, said):
-    with pytest.raises(ValueError, match=said):
-        moves(*arguments, random.Random(0))
 
 
 # The pair

@@ -1,4 +1,4 @@
-"""Prompts of unequal length in one batch: each row is what it is alone."""
+"""Sequences of unequal length in one batch, padded or packed: each as if it were alone."""
 
 import contextlib
 import io
@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from alike import refuses
+from alike import agree, refuses, weighted
 from torch import nn
 
 from fwlab import ops
-from fwlab.bench.measure import operator_calls
 from fwlab.layers import FastWeightAttention, SoftmaxAttention
 from fwlab.models import MIXERS, LanguageModel, Mixer
 
@@ -103,22 +102,6 @@ def test_padding_with_a_place_of_its_own(mixer):
     refuses(lambda: model.generate(text, 1, key_mask=MASKS[[1, 4]]), said)
 
 
-def test_gradients_ignore_padding(model):
-    """Those of a padded batch are the sum of those of its rows."""
-    weights = list(model.parameters())
-    g = torch.Generator().manual_seed(1)
-    r = torch.randn(*MASKS.shape, 11, generator=g, dtype=torch.float64)
-    loss = (model(drawn(MASKS), key_mask=MASKS) * r).sum()
-    found = torch.autograd.grad(loss, weights, materialize_grads=True)
-    loss = sum(
-        (model(row[keep][None]) * r[i, keep]).sum()
-        for i, (row, keep) in enumerate(zip(drawn(MASKS), MASKS, strict=True))
-    )
-    wanted = torch.autograd.grad(loss, weights, materialize_grads=True)
-    for one, other in zip(found, wanted, strict=True):
-        close(one, other)
-
-
 def test_generate_continues_each_prompt(model):
     """Padded on either side; also past `max_len`, which rows reach one by one."""
     prompts = [drawn(torch.ones(n).bool()) for n in (3, 20, 1, 20)]
@@ -145,33 +128,6 @@ def test_generate_stops():
     for row, wanted, end in zip(text[:, 9:].tolist(), new, ends, strict=True):
         assert row[: end + 1] == wanted[: end + 1]
         assert row[end:] == [stop] * (len(row) - end)
-
-
-def test_only_a_text_that_goes_on_is_too_long():
-    """No warning where what is longer than `max_len` has stopped."""
-    model, filling = made("softmax", max_len=10), torch.full((8,), -1)
-    prompt = torch.stack([torch.arange(9), torch.cat([torch.tensor([1]), filling])])
-    options = {"temperature": 0, "key_mask": prompt >= 0}
-    with pytest.warns(UserWarning, match="max_len=10"):
-        long, short = model.generate(prompt, 6, **options)[:, 9:]
-    assert long[0] not in short
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        text = model.generate(prompt, 6, **options, stop=long[0].item())
-    assert torch.equal(text[1, 9:], short)
-
-
-def test_softmax_steps_from_a_masked_cache():
-    """As few operators as without a mask, but for the mask itself."""
-    model, counts = made("softmax"), []
-    with torch.no_grad():
-        for mask in (MASKS, torch.ones_like(MASKS)):
-            _, state = model.prefill(drawn(mask), key_mask=mask)
-            _, state = model.step(torch.arange(5), state)
-            counts.append(
-                operator_calls(lambda s=state: model.step(torch.arange(5), s))
-            )
-    assert counts[0] <= counts[1] + 17
 
 
 @pytest.mark.parametrize(
@@ -215,3 +171,88 @@ def test_the_example_of_the_page():
     with torch.random.fork_rng(devices=[]), contextlib.redirect_stdout(out):
         exec(compile(code, str(page), "exec"), {})
     assert out.getvalue() == printed
+
+
+# --- packed: documents in one row --------------------------------------
+
+
+def ints(*values):
+    return torch.tensor(values)
+
+
+def refused(cu_seqlens, batch=1, op="delta_rule", **options):
+    x = torch.zeros(batch, 7, 3, 4)
+    if op == "aft_simple":
+        return lambda: ops.aft_simple(*[x[..., 0]] * 3, cu_seqlens=cu_seqlens)
+    return lambda: ops.delta_rule(x, x, x, x[..., 0], cu_seqlens=cu_seqlens, **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "error_type", "message"),
+    [
+        (refused(ints(0, 7), batch=2), ValueError, "expected a batch of 1 with cu_seqlens, got 2"),
+        (refused(ints(0, 7), batch=2, op="aft_simple"), ValueError, "aft_simple: expected a batch of 1"),
+        (refused([0, 7]), TypeError, "expected cu_seqlens to be a tensor, got list"),
+        (refused(ints(0.0, 7.0)), TypeError, "tensor of integers, got float32"),
+        (refused(ints(False, True)), TypeError, "tensor of integers, got bool"),
+        (refused(ints(0)), ValueError, r"expected cu_seqlens of shape \[documents \+ 1\].*got \[1\]"),
+        (refused(ints([0, 7])), ValueError, r"got \[1, 2\]"),
+        (refused(ints(1, 7)), ValueError, r"expected cu_seqlens to rise from 0 to 7, .*got \[1, 7\]"),
+        (refused(ints(0, 6)), ValueError, r"expected cu_seqlens to rise from 0 to 7, .*got \[0, 6\]"),
+        (refused(ints(0, 5, 4, 7)), ValueError, r"to rise from 0 to 7, the number of steps, got \[0, 5, 4, 7\]"),
+        (refused(ints(0, 7).to("meta")), ValueError, "expected cu_seqlens with values, got them on meta"),
+        (refused(ints(0, 2, 7), state=torch.zeros(1, 3, 4, 4)), ValueError, r"state to have a row for each of 2 documents, got \[1, 3, 4, 4\]"),
+        (refused(ints(0, 2, 7), key_mask=torch.ones(2, 7).bool()), ValueError, r"expected key_mask of shape \[1, 7\]"),
+    ],
+)  # fmt: skip
+def test_borders_that_do_not_fit(call, error_type, message):
+    refuses(call, message, error_type)
+
+
+#: Mixers of which every token has one memory to begin again with.
+PACKS = ("softmax", "aft-full", "aft-local", "aft-conv", "transformer-xl")
+PACKS = {*MIXERS} - {*PACKS, "feedback", "feedback-shared"}
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_a_packed_document_is_as_if_it_were_alone(mixer):
+    """In outputs and all gradients; else such a mixer is named."""
+    model, lengths = made(mixer), [5, 0, 16, 1]
+    text, borders = drawn(torch.ones(1, 22).bool()), ints(0, 5, 5, 21, 22)
+    if mixer not in PACKS:
+        name = type(getattr(model.blocks[0], "mixer", model.blocks[0])).__name__
+        refuses(lambda: model(text, borders), f"with cu_seqlens .*got {name}$")
+        return
+    wanted = torch.cat([model(part) for part in text.split(lengths, 1)], 1)
+    results, leaves = [], [*model.parameters()]
+    for y in (model(text, borders), wanted):
+        loss = weighted(y)
+        results.append([y, *torch.autograd.grad(loss, leaves, materialize_grads=True)])
+    # A decay of 0 is a difference of large logarithms.
+    agree(*results, 1e-10)
+
+
+def test_borders_of_layers_and_models():
+    tokens, x = torch.zeros(1, 40).long(), torch.zeros(1, 20, 12).double()
+    layer = FastWeightAttention(12, 3, conv_size=4, kv_heads=1).double()
+    _, state = layer.prefill(x)
+    long = r"at most max_len=24 tokens.*got 37"
+    refuses(lambda: made("aft-simple")(tokens, ints(0, 3, 40)), long)
+    refuses(lambda: made("delta")(tokens, ints(0, 41)), r"0 to 40, .*got \[0, 41\]")
+    refuses(lambda: layer(x, cu_seqlens=ints(0, 1)), r"from 0 to 20, .*got \[0, 1\]")
+    refuses(
+        lambda: layer.prefill(x, state, cu_seqlens=ints(0, 3, 20)),
+        r"expected state.inputs of shape \[2, 3, 20\]",
+    )
+
+
+def test_a_packed_layer_is_one_graph():
+    """Documents of other lengths need no other graph."""
+    layer, x = FastWeightAttention(12, 3), torch.randn(1, 9, 12)
+    torch.compiler.reset()
+    whole = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    for lengths in ([4, 0, 5], [7, 1, 1]):
+        cu_seqlens = ints(0, *lengths).cumsum(0)
+        with torch.no_grad():  # halves the time
+            found = whole(x, cu_seqlens=cu_seqlens)
+        agree([found], [layer(x, cu_seqlens=cu_seqlens)], 1e-6)

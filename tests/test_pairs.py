@@ -5,7 +5,7 @@ import torch
 
 from fwlab import ops
 from fwlab.exercises import eight_pairs, score, scoreboard
-from fwlab.exercises.pairs import MEMORIES, attention, favor, trained
+from fwlab.exercises.course.pairs import MEMORIES, attention, favor, trained
 from fwlab.feature_maps import DPFP, ELU1, FAVOR, Identity, l2_normalize
 
 

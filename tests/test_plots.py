@@ -41,45 +41,6 @@ def test_digits_of_a_matrix_stand_out(page):
         assert contrast(cell, *digits) >= 4.5
 
 
-@pytest.mark.parametrize(("page", "least"), [("#ffffff", 4.5), ("#121318", 4.0)])
-def test_letters_stand_out(page, least):
-    """No colour reaches 4.5 on both, so pages that print are first."""
-    assert contrast(plots.INK, page) >= least
-
-
-def test_cells_have_one_meaning_on_any_page():
-    ax = mpl.figure.Figure().subplots()
-    plots.cells(ax, torch.tensor([[-1.0, 0.0, 1.0]]), "from -1 to 1", aspect="auto")
-    negative, zero, positive = ax.images[0].to_rgba(ax.images[0].get_array())[0]
-    assert mpl.colors.to_hex(negative) == plots.SERIES[1]
-    assert mpl.colors.to_hex(positive) == plots.FAST
-    assert zero[3] < 0.01 and mpl.colors.to_hex(ax.get_facecolor()) == plots.PAPER
-    assert ax.get_title() == "from -1 to 1" and ax.get_aspect() == "auto"
-
-
-def test_traces_are_signed_and_start_where_something_is():
-    ax = mpl.figure.Figure().subplots()
-    values = torch.tensor([[torch.nan, 1.0, 9.0], [-2.0, 0.0, -1.0]])
-    marks = torch.tensor([[0, 1, 0], [1, 0, 1]]).bool()
-    plots.traces(ax, values, marks, "two rows", limit=2.0)
-    assert [t.get_text() for t in ax.get_yticklabels()] == ["2", "1"]
-    dots = [line for line in ax.lines if line.get_marker() == "."]
-    assert [list(line.get_xdata()) for line in dots] == [[2], [1, 3]]
-    assert [set(line.get_ydata()) for line in dots] == [{2}, {1}]  # row 1 on top
-    drawn = {}
-    for area in ax.patches:
-        x, y = area.get_path().vertices.reshape(-1, 2).T
-        color = mpl.colors.to_hex(area.get_facecolor())
-        for a, b in zip(x[y % 1 != 0], y[y % 1 != 0], strict=True):
-            drawn.setdefault((color, round(b, 2)), []).append(a)
-    assert {key: (min(x), max(x)) for key, x in drawn.items()} == {
-        (plots.FAST, 2.24): (1.5, 2.5),
-        (plots.FAST, 2.48): (2.5, 3.5),  # 9 is cut off at 2
-        (plots.SERIES[1], 0.52): (0.5, 1.5),
-        (plots.SERIES[1], 0.76): (2.5, 3.5),
-    }
-
-
 def test_a_slider_shows_its_first_picture_without_scripts():
     """And it is the same every time, without a figure left open."""
 

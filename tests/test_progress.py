@@ -14,7 +14,7 @@ from fwlab.exercises import (
     QUESTIONS,
     check,
     check_formula,
-    checker,
+    checking,
     golf,
     predict,
     predictions,
@@ -22,7 +22,7 @@ from fwlab.exercises import (
     reveal,
     yours_or,
 )
-from fwlab.exercises.using import lines_of
+from fwlab.exercises.checking import lines_of
 
 
 def write(W, k, v):
@@ -92,7 +92,9 @@ def test_an_unknown_function_stays_what_it_is(capsys):
 def test_yours_or_leaves_nothing_behind(notebook, monkeypatch, capsys):
     """No numbers drawn, nothing printed, nothing graded or remembered."""
     heard: list[str] = []
-    monkeypatch.setattr(checker, "listener", lambda *arguments: heard.append(arguments))
+    monkeypatch.setattr(
+        checking, "listener", lambda *arguments: heard.append(arguments)
+    )
     torch.manual_seed(0)
     wanted = torch.rand(2)
     torch.manual_seed(0)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fwlab.exercises.contest import _streams, best, contest
-from fwlab.exercises.project import FIELDS, by_luck, fairness
+from fwlab.exercises.course.contest import _streams, best, contest
+from fwlab.exercises.course.project import FIELDS, by_luck, fairness
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "project"
 SAMPLES = {path.parent.name: path for path in FOLDER.glob("samples/*/results.json")}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fwlab.exercises.to_qwen import measured, modern_layer, published
+from fwlab.exercises.course.to_qwen import measured, modern_layer, published
 
 
 @pytest.mark.parametrize("case", ["plain", "grouped"])

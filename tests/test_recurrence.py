@@ -90,12 +90,6 @@ def test_backward_is_told_what_is_not_needed(traced, needs):
     assert calls == [("forward", True), ("backward", *needs)]
 
 
-def test_an_input_may_be_missing(traced):
-    x = [inputs()[0], None]
-    agrees(x, product(x, 3))
-    assert calls == [("forward", True), ("backward", True, False)]
-
-
 def test_nothing_is_kept_without_a_backward_pass(traced):
     x = inputs()
     with torch.no_grad():

@@ -165,19 +165,11 @@ def test_checkout_above_the_notebook(machine):
     assert not list(machine.packages.glob("fwlab*"))
 
 
-@pytest.mark.parametrize(
-    "kind", ["wheel", pytest.param("folder", marks=pytest.mark.slow)]
-)
-def test_fwlab_source(machine, wheel, kind, tmp_path):
-    source = wheel
-    if kind == "folder":
-        source = tmp_path / "source"
-        source.mkdir()
-        copy_of_package(source)
+def test_fwlab_source(machine, wheel):
     # A folder of that name is not yet a checkout.
     (machine.above / "fwlab").mkdir()
     (machine.here / "fwlab").mkdir()
-    assert machine.set_up(addressed(), FWLAB_SOURCE=str(source)) == machine.installed
+    assert machine.set_up(addressed(), FWLAB_SOURCE=str(wheel)) == machine.installed
 
 
 def test_address(machine, tmp_path):
@@ -251,16 +243,6 @@ finally:
     outputs = [cell.get("outputs", []) for cell in book.cells]
     print(outputs[-1][0]["text"] if outputs[-1] else "", end="")
 """
-
-
-def test_notebook_stops_at_the_cell(machine):
-    """And does not go on to an import that fails."""
-    name, text = NOTEBOOKS[0].name, NOTEBOOKS[0].read_text("utf-8")
-    # Where an address is set, it must not be asked here.
-    (machine.here / name).write_text(text.replace(", address)", ")"), "utf-8")
-    done = machine.run(EXECUTE, name)
-    assert done.returncode != 0 and "CellExecutionError" in done.stderr
-    assert "ModuleNotFoundError" not in done.stderr
 
 
 @pytest.mark.slow

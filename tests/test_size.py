@@ -11,10 +11,11 @@ LINES = {
     "fwlab/ops": 9_370,
     "fwlab/layers": 2_630,
     "fwlab/models": 1_645,
-    "fwlab/training": 1_670,
-    "fwlab/data": 1_190,
-    "fwlab/bench": 830,
-    "tests": 31_700,
+    "fwlab/training": 1_655,
+    "fwlab/data": 1_172,
+    "fwlab/bench": 736,
+    "fwlab/exercises": 10_460,
+    "tests": 26_200,
 }
 
 

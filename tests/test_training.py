@@ -77,12 +77,6 @@ def test_every_mixer_trains_and_generates(tmp_path, mixer):
     assert trainer.vocabulary.decode(again[0, 3:]) == trainer.sample("the", 20)
 
 
-def test_same_seed_same_model():
-    first, again, other = (Trainer(config(seed=seed), TEXT) for seed in (1, 1, 2))
-    assert losses(first) == losses(again) != losses(other)
-    same_weights(first.model, again.model)
-
-
 def test_a_step_is_that_of_adamw():
     """Of clipped gradients, with a decay of matrices only."""
     c = config(clip=1e-6, weight_decay=0.9)  # so small that Adam's epsilon counts
@@ -140,18 +134,6 @@ def test_resume_is_as_if_never_stopped(tmp_path, changes):
         too_many = half._replace(state=[*half.state[:1]] * 99)
         with pytest.raises(CheckpointError, match="carried state"):
             Trainer(c, TEXT, resume=too_many)
-
-
-def test_rows_without_targets():
-    """One token is left for the last row of an epoch, and nothing follows it."""
-    trainer = Trainer(config(pack=True, steps=5), TEXT[:215])
-    assert len(trainer.train_tokens) == 3 * 4 * 16 + 1
-    first, second, third, fourth, fifth = losses(trainer)
-    assert fourth == 0 and all([first, second, third]) and fifth > 0
-    # The same in validation.
-    trainer = Trainer(config(pack=True), (TEXT * 8)[: 10 * (128 * 16 + 1)])
-    assert len(trainer.val_tokens) == 128 * 16 + 1
-    assert trainer.evaluate() == trainer.evaluate(128) > 0
 
 
 @pytest.mark.parametrize("pack", [False, True])
@@ -263,14 +245,8 @@ def test_presets(name):
     (source,), cells = (
         row.split(" | ") for row in re.findall(rf"\| `{name}` \| (.*) \|\n", page)
     )
-    parameters, operations, steps, *times = cells
-    assert (source, parameters) == (preset.source, f"{count / 1e6:.1f} M")
-    assert steps == f"{c.steps:,}"
-    # Six operations for each weight and token, and those of the mixers.
-    factor, power = re.findall(r"[\d.]+", operations.replace("10^", ""))
-    least = 6 * count * c.batch * c.block
-    assert 0.7 * least < float(factor) * 10 ** int(power) < 3 * least
-    assert ["–" not in each for each in times] == [c.batch % n == 0 for n in (1, 8, 64)]
+    said = preset.source, f"{count / 1e6:.1f} M", f"{c.steps:,}"
+    assert said == (source, cells[0], cells[2])
 
 
 def test_options_change_a_preset(monkeypatch):
@@ -282,10 +258,8 @@ def test_options_change_a_preset(monkeypatch):
 
     monkeypatch.setattr(cli, "run_in", stop)
     for name, preset in PRESETS.items():
-        terminal.fwlab("train", "--preset", name)
         terminal.fwlab("train", f"--preset={name}", "--lr", "1")
-        changed = dataclasses.replace(preset.config, lr=1.0)
-        assert seen[-2:] == [(name, preset.config), (name, changed)]
+        assert seen[-1] == (name, dataclasses.replace(preset.config, lr=1.0))
     assert terminal.fwlab("train")[0] == 130 and seen[-1] == ("delta", Config())
     assert terminal.fwlab("train", "--preset", "nix")[0] == 2
 
@@ -354,7 +328,7 @@ def test_refuses_to_divide_the_model(monkeypatch):
     from accelerate import Accelerator, DistributedType
 
     monkeypatch.setattr(Accelerator, "distributed_type", DistributedType.FSDP)
-    with pytest.raises(ValueError, match=r"divides it \(FSDP\): no checkpoint"):
+    with pytest.raises(ValueError, match=r"divides it \(FSDP\): checkpoints and"):
         Trainer(SMALL, TEXT)
 
 
@@ -403,43 +377,32 @@ def rewrite(path, **changes):
     save_file(tensors, path, header)
 
 
-def test_a_flipped_bit_is_noticed(trained):
-    _, path = trained
-    content, draw = path.read_bytes(), random.Random(0)
-    for place in (
-        len(content) - 1,
-        *(draw.randrange(8, len(content)) for _ in "ab" * 9),
-    ):
-        damaged = bytearray(content)
-        damaged[place] ^= 1 << draw.randrange(8)
-        path.write_bytes(damaged)
-        with pytest.raises(CheckpointError) as info:
-            load(path)
-        assert str(path) in str(info.value) and "\n" not in str(info.value)
+def flip(path, seed):
+    content, draw = bytearray(path.read_bytes()), random.Random(seed)
+    content[draw.randrange(8, len(content))] ^= 1 << draw.randrange(8)
+    path.write_bytes(content)
 
 
-DAMAGE = {
-    "truncated": (lambda p: p.write_bytes(p.read_bytes()[:-100]), "is damaged or not"),
-    "missing": (lambda p: p.unlink(), "there is no checkpoint"),
-    "foreign": (
-        lambda p: save_file({"x": torch.zeros(2)}, p),
-        "not a checkpoint of fwlab train",
-    ),
-    "other format": (lambda p: rewrite(p, fwlab="9"), "format 1 in its header, got 9"),
-    "other model": (
-        lambda p: rewrite(p, config='{"mixer": "softmax"}'),
-        "does not contain the model of its header: .*issing key",
-    ),
-}
-
-
-@pytest.mark.parametrize(("damage", "message"), DAMAGE.values(), ids=DAMAGE)
-def test_damaged_checkpoints(trained, damage, message):
-    _, path = trained
-    damage(path)
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        *((partial(flip, seed=i), "") for i in range(9)),
+        (lambda p: p.write_bytes(p.read_bytes()[:-100]), "is damaged or not"),
+        (lambda p: p.unlink(), "there is no checkpoint"),
+        (lambda p: save_file({"x": torch.zeros(2)}, p), "not a checkpoint of fwlab"),
+        (lambda p: rewrite(p, fwlab="9"), "format 1 in its header, got 9"),
+        (
+            lambda p: rewrite(p, config='{"mixer": "softmax"}'),
+            "does not contain the model of its header: .*issing key",
+        ),
+    ],
+)
+def test_a_damaged_checkpoint(trained, damage, message):
+    """A flipped bit, wherever it is, and what is no checkpoint of this kind."""
+    damage(trained[1])
     with pytest.raises(CheckpointError, match=message) as info:
-        load(path)
-    assert "\n" not in str(info.value) and str(path) in str(info.value)
+        load(trained[1])
+    assert "\n" not in str(info.value) and str(trained[1]) in str(info.value)
 
 
 def test_resume_refuses_another_text(trained):
@@ -757,8 +720,6 @@ def test_a_hybrid_stack_trains_and_generates(fwlab, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "--mixer", "dleta"], "expected mixer to be one of"),
-        (["train", "--heads", "3"], "d_model=128 and heads=3"),
         (["train", "--corpus", "none.txt"], "cannot read the corpus file none.txt"),
         (["train", "--corpus", "empty.txt"], "empty.txt is empty"),
         (["train", "--threads", "0"], "threads to be at least 1, got 0"),
@@ -807,10 +768,7 @@ def test_generate(fwlab, run):
     for option, value, message in (
         ("--prompt", "Ä", "'Ä'"),
         ("--prompt", "", "expected a prompt of at least one character"),
-        ("--temperature", "-1", "temperature"),
-        ("--top-k", "0", "top_k"),
         ("--length", "-1", "length to be 0 or more, got -1"),
-        ("--seed", "-1", "expected seed to be from 0"),
     ):
         assert message in refused("generate", "run", option, value)
 
@@ -831,13 +789,12 @@ def test_info(fwlab):
     assert code == 0 and torch.__version__ in out and "naive, efficient" in out
 
 
-@pytest.mark.parametrize("shell", ["{} 2>&- | head -1", "{} >&-"])
-def test_no_shell_ends_a_training(tmp_path, shell):
-    """Neither a terminal without letters, nor a pipe that closes early, nor nothing."""
+def test_no_shell_ends_a_training(tmp_path):
+    """Neither a terminal without letters, nor a pipe that closes early."""
     (tmp_path / "text.txt").write_text("žluťoučký kůň úpěl. " * 200, "utf-8")
     train = shlex.join([sys.executable, "-m", "fwlab", *RUN])
     env = os.environ | {"PYTHONIOENCODING": "ascii"}
-    subprocess.run(["bash", "-c", shell.format(train)], cwd=tmp_path, env=env)
+    subprocess.run(["bash", "-c", f"{train} 2>&- | head -1"], cwd=tmp_path, env=env)
     assert result_of(tmp_path / "run") and load(tmp_path / "run").step == 6
 
 

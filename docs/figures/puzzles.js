@@ -1,7 +1,6 @@
 // @ts-check
 // Fast weight puzzles: rows of numbers, typed by hand, that make one matrix do a
-// job. What the puzzles are is in fwlab/exercises/puzzles.toml, which
-// docs/hooks/figures.py puts in; the verdicts are those of fwlab/exercises/puzzles.py.
+// job. What the puzzles are is in puzzles.toml, which docs/hooks/figures.py puts in.
 // @ts-expect-error: it is made when the figures are bundled
 import puzzles from "fwlab-puzzles";
 import * as fwlab from "./fwlab.js";
@@ -207,7 +206,7 @@ fwlab.figure("puzzles", (figure) => {
     );
   // What is typed stays in this browser. The first puzzle begins as an example.
   const answers = Object.fromEntries(Object.entries(PUZZLES).map(([n, p]) => [n, empty(p)]));
-  for (const [kind, rows] of Object.entries(PUZZLES[first].example))
+  for (const [kind, rows] of Object.entries(PUZZLES[first].answer))
     answers[first][kind] = rows.map(({ key, value, beta, query }) => ({
       key: key?.join(" "), value, beta: beta && String(beta), query: query?.join(" "),
     }));

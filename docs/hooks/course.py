@@ -25,8 +25,8 @@ from repository import ROOT
 from templates import render
 
 from fwlab.exercises import DERIVATIONS, EXERCISES, QUESTIONS, score
-from fwlab.exercises.helping import source
-from fwlab.exercises.pairs import MEMORIES
+from fwlab.exercises.course.pairs import MEMORIES
+from fwlab.exercises.notation import printed
 
 log = logging.getLogger("mkdocs.hooks.course")
 
@@ -109,9 +109,8 @@ def _course() -> dict[str, dict]:
     }
     for stem, entry in found.items():
         entry["after"] = [before for before in entry["after"] if before in found]
-        digits = re.match(r"\d+(?=_)", stem)  # a notebook for any time has none
-        entry["number"] = int(digits[0]) if digits else entry["short"]
-        entry["mark"] = f"{entry['number']}. " if digits else ""
+        entry["number"] = int(stem.partition("_")[0])
+        entry["mark"] = f"{entry['number']}. "
         entry["uri"] = _uri(stem)
     return found
 
@@ -169,10 +168,9 @@ def _linked(entry: dict, files, address: Callable[[str], str]) -> dict:
 def _ways() -> list[dict]:
     """The ways through the course, each with its notebooks and hours."""
     course = _course()
-    numbered = [stem for stem in course if stem[0].isdigit()]
     ways = []
     for way in _table()["way"]:
-        stems = way["files"] or numbered
+        stems = way["files"] or course
         entries = [course[stem] for stem in stems if stem in course]
         hours = sum(entry["read"] for entry in entries) / 60
         ways.append(way | {"entries": entries, "hours": round(2 * hours) / 2})
@@ -362,7 +360,7 @@ def answer(name: str) -> str:
     """The hints of an exercise or a derivation, and its answer, folded."""
     if name in EXERCISES:
         asked, why = EXERCISES[name], ""
-        code = source(asked)
+        code = printed(asked)
     else:
         asked = DERIVATIONS[name]
         why = asked.because

@@ -34,7 +34,7 @@ from templates import render
 MARK = re.compile(r"<!-- figure: (\w+) -->")
 STILL = re.compile(r"<!-- still: ([\w-]+) -->")
 FOLDER = ROOT / "docs" / "figures"
-PUZZLES = ROOT / "fwlab" / "exercises" / "puzzles.toml"
+PUZZLES = FOLDER / "puzzles.toml"
 GALLERY = "<!-- gallery -->"
 #: A part of a drawing that a script makes into a control, and what makes it one.
 HANDLE = re.compile(r'<g [^>]*role="(?:slider|button)"[^>]*>')

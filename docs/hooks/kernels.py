@@ -1,7 +1,7 @@
 """Puts what compiled kernels need in place of `<!-- kernels: CASES -->`.
 
 `CASES` is a regular expression; cases whose name starts with a match are
-shown. tests/machine/aot.py writes the numbers, and the tests beside it check
+shown. tests/machine/test_compiled.py writes the numbers, and the tests beside it check
 them. What a GPU has timed goes in place of `<!-- timed: TABLE -->`.
 """
 

@@ -147,6 +147,7 @@ def _question(question: Question) -> dict:
         "said": typeset(f"{question.answer}. {question.because}"),
         "tempting": [(wrong, typeset(why)) for wrong, why in question.tempting.items()],
         "tolerance": question.tolerance,
+        "percent": question.percent,
     }
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from fwlab.exercises.contest import best, contest
-from fwlab.exercises.project import by_luck, fairness
+from fwlab.exercises.course.contest import best, contest
+from fwlab.exercises.course.project import by_luck, fairness
 from fwlab.provenance import provenance
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else __file__).resolve()

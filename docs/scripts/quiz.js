@@ -3,13 +3,14 @@
 // a reader answers leaves the browser; progress.js keeps how it went, and unfolds
 // what follows a prediction.
 {
-  const number = (text) => {
+  // "76 %" is 76 where the question asks for percent, and 0.76 elsewhere.
+  const number = (text, inPercent) => {
     const plain = text.trim().replace(/\s/g, "").replace("−", "-");
-    const percent = plain.endsWith("%");
     // "0,5" is a half; "1,000" may be a thousand, so it is asked for again.
     if (/^[+-]?\d+,\d{3}$/.test(plain)) return NaN;
-    const value = Number(plain.replace("%", "").replace(",", ".") || NaN);
-    return percent ? value / 100 : value;
+    const [above, below] = plain.replace("%", "").replaceAll(",", ".").split("/");
+    const value = Number(above || NaN) / (below === undefined ? 1 : Number(below || NaN));
+    return plain.endsWith("%") && !inPercent ? value / 100 : value;
   };
   const judge = (question, answer) => {
     const near = (other) =>
@@ -29,7 +30,7 @@
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       const chosen = form.querySelector("input:checked")?.value;
-      const answer = question.choices.length ? chosen : number(form.querySelector("input").value);
+      const answer = question.choices.length ? chosen : number(form.querySelector("input").value, question.percent);
       const unread = !question.choices.length && Number.isNaN(answer);
       const [right, words] = unread ? [false, "Write a number, such as 0.5."] : judge(question, answer);
       form.dataset.right = unread ? "" : right ? "yes" : "no";

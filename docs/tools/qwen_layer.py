@@ -18,7 +18,7 @@ from torch import Generator
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
-from fwlab.exercises.to_qwen import drawn
+from fwlab.exercises.course.to_qwen import drawn
 from fwlab.provenance import provenance
 
 COMMAND = "python docs/tools/qwen_layer.py"

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from fwlab import ops
 from fwlab.data import corpus
-from fwlab.exercises.to_qwen import recall_text
+from fwlab.exercises.course.to_qwen import recall_text
 from fwlab.feature_maps import l2_normalize
 from fwlab.provenance import provenance
 

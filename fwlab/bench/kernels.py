@@ -13,7 +13,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib import metadata
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from fwlab import ops
-from fwlab.bench.measure import print_rows, shape_text
+from fwlab.bench.measure import print_rows
 from fwlab.bench.operations import largest_error, once
 from fwlab.bench.problems import RULES, Problem, problem
 from fwlab.files import destination, write_json
 from fwlab.ops import _operation as operation
 from fwlab.ops import _triton
-from fwlab.provenance import provenance
+from fwlab.provenance import provenance, version
 
 #: Maximum relative error of an output or a gradient.
 LIMITS = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
@@ -75,35 +75,29 @@ def peer(name: str) -> Callable[..., Tensor] | None:
     if not (version("flash-linear-attention") or version("fla-core")):
         return None
 
-    def added(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-        from fla.ops.simple_gla import chunk_simple_gla
-
-        return chunk_simple_gla(q, k, v, scale=1.0, **options)[0]
+    def call(kind: str, *x: Tensor, **options: Tensor) -> Tensor:
+        function = getattr(import_module(f"fla.ops.{kind}"), f"chunk_{kind}")
+        return function(*x, scale=1.0, **options)[0]
 
     def gated(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
         kept = (1 - beta.float()).clamp(min=1e-11)
-        return added(q, k, beta[..., None] * v, g=kept.log())
+        return call("simple_gla", q, k, beta[..., None] * v, g=kept.log())
 
     def delta(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
-        from fla.ops.delta_rule import chunk_delta_rule
-
-        return chunk_delta_rule(q, k, v, beta=beta, scale=1.0)[0]
+        return call("delta_rule", q, k, v, beta=beta)
 
     def implicit(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
         return delta(q, k, v, beta / (1 + beta * k.square().sum(-1)))
 
     def gated_delta(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor) -> Tensor:
-        from fla.ops.gated_delta_rule import chunk_gated_delta_rule
-
-        return chunk_gated_delta_rule(q, k, v, g=g.float(), beta=beta, scale=1.0)[0]
+        return call("gated_delta_rule", q, k, v, g=g.float(), beta=beta)
 
     peers: dict[str, Any] = {
-        "sum_rule": added,
+        "sum_rule": partial(call, "simple_gla"),
         "gated_rule": gated,
-        "delta_rule": delta,
     }
-    peers |= {"implicit_delta_rule": implicit, "gated_delta_rule": gated_delta}
-    return peers.get(name)
+    peers |= {"delta_rule": delta, "implicit_delta_rule": implicit}
+    return (peers | {"gated_delta_rule": gated_delta}).get(name)
 
 
 def piece(op: Any, tensors: list[Tensor]) -> list[Tensor]:
@@ -229,23 +223,7 @@ def wrong(row: Row) -> list[str]:
     return [row["reason"]] if row["reason"] else beyond
 
 
-def table(rows: list[Row]) -> list[list[str]]:
-    """Write rows as text, with a header."""
-    ours = {row["case"]: row["ms"] for row in rows if row["side"] == "triton"}
-    cells = [["operation", "shape", "version", "ms", "x triton", "MiB", *LIMITS]]
-    for row in rows:
-        ms, base, peak = row["ms"], ours.get(row["case"]), row["peak_mib"]
-        numbers = ["-" if ms is None else f"{ms:.3f}"]
-        numbers.append(f"{ms / base:.2f}" if ms and base else "-")
-        numbers.append("-" if peak is None else f"{peak:.0f}")
-        numbers += ["-" if x is None else f"{x:.0e}" for x in row["errors"].values()]
-        cells.append([row["op"], shape_text(row["shape"]), row["side"], *numbers])
-    return cells
-
-
-def main(
-    out: Path | None, command: str, device: str = "cuda", clock: Clock = on_gpu
-) -> bool:
+def main(out: Path | None, command: str) -> bool:
     """Check, measure, print and write; return whether all is right.
 
     - `out`: the JSON file; None = gpu-CARD.json, in docs/results in the repository. If it
@@ -269,21 +247,24 @@ def main(
     known = {(r["case"], r["side"]): r for r in before.get("rows", []) if same}
     print(f"{card['name']}: {path}\n")
 
-    def measured() -> Iterator[list[Row]]:
+    def measured() -> Iterator[Row]:
+        ours = None
         for op, size in tqdm([*cases()], unit="case", disable=None, leave=False):
-            new: list[Row] = []
             for side in SIDES:
                 if side == "fla" and peer(op.__name__) is None:
                     continue
                 row = known.get((key(op, size), side))
-                row = row or measure_row(op, size, side, device, clock)
-                new.append(row)
+                row = row or measure_row(op, size, side, "cuda", on_gpu)
                 result["rows"].append(row)
                 result["right"], result["verdict"] = verdict(result["rows"])
                 write_json(path, result)  # also if the run is stopped here
-            yield new
+                shown = {name: row[name] for name in ("op", "shape", "side", "ms")}
+                ours = row["ms"] if side == "triton" else ours
+                ratio = row["ms"] / ours if row["ms"] and ours else None
+                shown |= {"x triton": ratio, "MiB": row["peak_mib"]}
+                yield shown | row["errors"]
 
-    print_rows(measured(), table, [19, 56, 9, 8, 8, 8], left=3)
+    print_rows(measured(), [19, 56, 9, *[8] * 6])
     write_json(path, result | {"complete": True})
     for row in result["rows"]:
         if why := row["reason"] or row["refused"]:
@@ -302,11 +283,3 @@ def about_card() -> dict[str, Any]:
         "memory_gib": round(about.total_memory / 2**30, 1),
         "cuda": torch.version.cuda,
     }
-
-
-def version(package: str) -> str | None:
-    """Return the version of a package; None = it is not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

@@ -1,9 +1,8 @@
-"""Measure time, memory and operators of functions without arguments; print tables."""
+"""Measure time, memory and operators of functions without arguments; print rows."""
 
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain, repeat
 from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
@@ -80,45 +79,35 @@ class _Counter(TorchDispatchMode):
         return operator(*args, **(kwargs or {}))
 
 
-def layout(cells: list[list[str]], left: int = 1, widths: Sequence[int] = ()) -> str:
-    """Lay out cells as lines of equal length.
-
-    - `left`: this many columns flush left, the rest right.
-    - `widths`: of the first columns, at least.
-    """
-    columns = zip(*cells, strict=True)
-    least = chain(widths, repeat(0))
-    widths = [max(w, *map(len, c)) for w, c in zip(least, columns, strict=False)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in cells
-    )
-
-
 def print_rows(
-    groups: Iterable[list[dict[str, Any]]],
-    table: Callable[[list[dict[str, Any]]], list[list[str]]],
-    widths: Sequence[int],
-    left: int = 1,
+    rows: Iterable[dict[str, Any]], widths: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Print the rows of each group as soon as they are measured, and return all.
+    """Print each row as soon as it is measured, below the names of its values.
 
-    - `groups`: measures while it is iterated over.
-    - `table`: rows as text, with a header, which is printed first.
-    - `widths`, `left`: as for `layout`.
+    - `rows`: measures while it is iterated over; all rows have the same names.
+    - `widths`: of the columns. Words are flush left, and numbers right.
+    - Returns all rows.
     """
-    rows: list[dict[str, Any]] = []
-    for group in chain([[]], groups):
-        header, *lines = layout(table(group), left, widths).splitlines()
-        with tqdm.external_write_mode():
-            print(*(lines or [header]), sep="\n", flush=True)
-        rows += group
-    return rows
+    printed: list[dict[str, Any]] = []
+    for row in rows:
+        names = [] if printed else [[*row]]
+        for cells in [*names, [text(value) for value in row.values()]]:
+            line = [
+                f"{cell:{'<' if isinstance(value, str | dict) else '>'}{width}}"
+                for cell, value, width in zip(cells, row.values(), widths, strict=True)
+            ]
+            with tqdm.external_write_mode():
+                print("  ".join(line), flush=True)
+        printed.append(row)
+    return printed
 
 
-def shape_text(shape: Mapping[str, int]) -> str:
-    """Write a shape in one line, such as "T 1024, width 64"."""
-    return ", ".join(f"{name} {size}" for name, size in shape.items())
+def text(value: Any) -> str:
+    """Write a value in a cell: numbers in four digits, a shape as "T 1024, width 64"."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {text(part)}" for name, part in value.items())
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return str(value)

@@ -3,11 +3,12 @@
 All versions of a case are measured in turns in one process; the median is reported.
 """
 
-import functools
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,16 +17,12 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from fwlab import layers, ops
-from fwlab.bench.measure import (
-    in_turns,
-    operator_calls,
-    peak_mib,
-    print_rows,
-    shape_text,
-)
+from fwlab.bench.measure import in_turns, operator_calls, peak_mib, print_rows
 from fwlab.bench.problems import RULES, SIZES, Problem, problem
+from fwlab.files import destination, write_json
 from fwlab.layers import fast_weight_attention as heads
-from fwlab.models import MIXERS, LanguageModel
+from fwlab.models import MIXERS, LanguageModel, Mixer
+from fwlab.provenance import provenance
 
 #: Operations and sizes, the quick ones first. Naive AFT goes through all pairs of steps.
 CASES: tuple[tuple[Any, dict[str, int]], ...] = (
@@ -93,30 +90,23 @@ def largest_error(results: list[Tensor], exact: list[Tensor]) -> float:
     return max(error if error == error else float("inf") for error in errors)
 
 
-def case_table(rows: list[dict[str, Any]]) -> list[list[str]]:
-    """Write the rows of operations as text, with a header."""
-    cells = [["operation", "shape", "version", "ms", "fastest", "x efficient"]]
-    cells[0] += ["MiB", "error"]
-    for r in rows:
-        numbers = [f"{r['milliseconds']:.1f}", f"{r['fastest']:.1f}"]
-        numbers += [f"{r['times_slower']:.1f}", f"{r['peak_mib']:.1f}"]
-        numbers.append(f"{r['error']:.0e}")
-        cells.append([r["case"], shape_text(r["shape"]), r["side"], *numbers])
-    return cells
+def equal_d_ff(
+    mixer: str | Mixer,
+    sizes: tuple[int, int, int, int] = (LAYERS, HEADS, D_MODEL, BLOCK),
+) -> int:
+    """Find the width of MLPs, a multiple of 32, for a model as large as softmax, to 2 %.
 
+    - `sizes`: `layers`, `heads`, `d_model` and `max_len` of `LanguageModel`.
+    """
+    layers, _, d_model, _ = sizes
 
-@functools.cache
-def equal_d_ff(mixer: str) -> int:
-    """Find the width of MLPs, a multiple of 32, for a model as large as softmax, to 2 %."""
-
-    def size(mixer: str, d_ff: int) -> int:
+    def size(mixer: str | Mixer) -> int:
         with torch.device("meta"):
-            return new_model(mixer, d_ff=d_ff).num_parameters()
+            return LanguageModel(VOCAB, mixer, *sizes, 4 * d_model).num_parameters()
 
-    usual = 4 * D_MODEL
-    missing = size("softmax", usual) - size(mixer, usual)
-    more = size(mixer, usual + 32) - size(mixer, usual)
-    return usual + 32 * round(missing / more)
+    # Two matrices of an MLP in every layer.
+    missing = (size("softmax") - size(mixer)) / (2 * layers * d_model)
+    return 4 * d_model + 32 * round(missing / 32)
 
 
 def new_model(mixer: str, time: int = BLOCK, d_ff: int | None = None) -> LanguageModel:
@@ -166,13 +156,6 @@ def measure_training(mixers: tuple[str, ...] = (*MIXERS,)) -> Iterator[dict[str,
         }
 
 
-def training_table(rows: list[dict[str, Any]]) -> list[list[str]]:
-    """Write the rows of mixers as text, with a header."""
-    head = ["mixer", "MLP width", "parameters", "tokens/s", "MiB", "operators", "state"]
-    names = [*rows[0]] if rows else []
-    return [head, *([r["mixer"], *(f"{r[n]:,.0f}" for n in names[1:])] for r in rows)]
-
-
 def new_layers(longest: int) -> dict[str, Any]:
     """Make all layers by name, with position tables for `longest` tokens."""
     fast = {
@@ -215,38 +198,37 @@ def measure_decoding(
         yield {"layer": name, "microseconds": median}
 
 
-def decoding_table(rows: list[dict[str, Any]]) -> list[list[str]]:
-    """Write the rows of layers as text, with a header."""
-    cells = [["one step of", *(f"at {p:,}" for p in POSITIONS), "last / first"]]
-    for r in rows:
-        times = list(r["microseconds"].values())
-        shown = [f"{t:.0f} µs" for t in times] + ["-"] * (len(POSITIONS) - len(times))
-        cells.append([r["layer"], *shown, f"{times[-1] / times[0]:.2f}"])
-    return cells
-
-
-def measure() -> dict[str, Any]:
-    """Print every row when it is measured, and return all of them."""
-    print("Forward and backward\n", flush=True)
+def main(out: Path | None, command: str) -> None:
+    """Print every row when it is measured, and write all to `out` unless that is None."""
+    if out is not None:
+        destination(out)
+    source = provenance(command)
+    print(
+        f"float32; torch {source['torch']}, {source['threads']} threads, "
+        f"{source['machine']}\n\nForward and backward\n",
+        flush=True,
+    )
     cases = tqdm(CASES, unit="case", disable=None, leave=False, dynamic_ncols=True)
-    widths = [19, 44, 9, *[7] * 4]
-    rows = print_rows((measure_case(*case) for case in cases), case_table, widths, 3)
+    widths = [19, 44, 7, 9, *[12] * 3, 8, 8]
+    rows = chain.from_iterable(measure_case(*case) for case in cases)
+    result = {"rows": print_rows(rows, widths)}
     print(
         f"\nA training step of a language model: {LAYERS} layers, {HEADS} heads, width "
         f"{D_MODEL}, windows of {BLOCK}, batch {BATCH}. All are measured in turns, so "
         "the first row takes about a minute.\n",
         flush=True,
     )
-    widths = [max(map(len, MIXERS)), *[9] * 6]
-    models = print_rows(([row] for row in measure_training()), training_table, widths)
+    widths = [max(map(len, MIXERS)), 5, 10, 17, 8, 9, 10]
+    result["mixers"] = print_rows(measure_training(), widths)
     print(
-        "\nOne step of a layer at a position in a text; batch 4, width "
-        f"{D_MODEL}, {HEADS} heads, 1 thread\n",
+        "\nMicroseconds of one step of a layer, by its position in a text; batch 4, "
+        f"width {D_MODEL}, {HEADS} heads, 1 thread\n",
         flush=True,
     )
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    widths = [max(map(len, new_layers(1))), *[9] * 3]
-    steps = print_rows(([row] for row in measure_decoding()), decoding_table, widths)
-    torch.set_num_threads(threads)
-    return {"rows": rows, "mixers": models, "decoding": steps}
+    widths = [max(map(len, new_layers(1))), 40]
+    result["decoding"] = print_rows(measure_decoding(), widths)
+    torch.set_num_threads(source["threads"])
+    if out is not None:
+        write_json(out, {"dtype": "float32", "seed": 0, **result, **source})
+        print(f"\n{out}")

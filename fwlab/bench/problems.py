@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from fwlab import ops
 from fwlab.feature_maps import l2_normalize
+from fwlab.layers import FeedbackTransformer
 from fwlab.ops import _operation as operation
 
 #: The rules, by the name of their operation.
@@ -56,24 +57,6 @@ def example(
     return x
 
 
-def stack_weights(
-    sizes: Mapping[str, int], generator: torch.Generator
-) -> dict[str, Tensor]:
-    """Draw weights of a feedback stack that keep its numbers in range, in float64."""
-    layers, d = sizes["layers"], sizes["d"]
-    key, groups = d // sizes["heads"], sizes.get("groups", layers)
-    shapes = {"merge": (layers + 1,), "positions": (key, key)}
-    shapes |= dict.fromkeys(("to_q", "to_out"), (layers, d, d))
-    shapes |= dict.fromkeys(("to_k", "to_v"), (groups, d, d))
-    shapes |= {"expand": (layers, 4 * d, d), "contract": (layers, d, 4 * d)}
-    norms = dict.fromkeys(("norm_mixer", "norm_mlp"), layers) | {"norm_memory": groups}
-    weights = {}
-    for name, shape in (shapes | {n: (count, d) for n, count in norms.items()}).items():
-        part = torch.randn(shape, generator=generator, dtype=torch.float64)
-        weights[name] = 1 + part / 10 if name in norms else part / shape[-1] ** 0.5
-    return weights
-
-
 def problem(op: Any, dtype: torch.dtype, **sizes: int) -> Problem:
     """Draw inputs of an operation, and the gradient of its output.
 
@@ -89,10 +72,14 @@ def problem(op: Any, dtype: torch.dtype, **sizes: int) -> Problem:
     sizes |= {"queries": heads, "keys": keys}
     call = op
     if name == "feedback":
-        shape = [sizes[dim] for dim in ("batch", "time", "d")]
-        x = {"x": torch.randn(shape, generator=generator, dtype=torch.float64)}
-        weights = stack_weights(sizes, generator)
-        call, x = partial(feedback, [*weights], heads), x | weights
+        torch.manual_seed(0)
+        d, layers, shared = sizes["d"], sizes["layers"], sizes.get("groups") == 1
+        stack = FeedbackTransformer(d, heads, layers, shared=shared).double()
+        weights = {n: w.detach() for n, w in stack.weights()._asdict().items()}
+        # Norms and the mean over layers as after some training.
+        x = {n: w + torch.randn_like(w) / 10 for n, w in weights.items()}
+        x = {"x": torch.randn(sizes["batch"], sizes["time"], d).double()} | x
+        call = partial(feedback, [*weights], heads)
     else:
         x = example(op, sizes, generator)
     if hasattr(op, "rule") and op.rule.normalized_loop:

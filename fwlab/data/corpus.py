@@ -12,7 +12,7 @@ from typing import NamedTuple
 from fwlab.data.texts import Splits, Text
 
 
-class CorpusError(Exception):
+class CorpusError(ValueError):
     """The text is missing, empty, or not the expected one."""
 
 
@@ -25,30 +25,34 @@ class _Source(NamedTuple):
     archive_hash: str = ""
 
 
-def _wikitext(name: str, split: str, hash: str) -> _Source:
-    # The copy of one of WikiText's authors; the first address is gone. The
-    # hashes of the archives are those in Hugging Face's datasets library,
-    # those of the files are GluonNLP's.
+#: The corpora with splits of their own, and the hashes of their archives, which are those
+#: in Hugging Face's datasets library.
+WIKITEXT = {
+    "wikitext-2": "sha256:92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
+    "wikitext-103": "sha256:242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
+}
+#: The hashes of files in them, which are GluonNLP's.
+_FILES = {
+    "wikitext-2-train": "sha1:863f29c46ef9d167fff4940ec821195882fe29d1",
+    "wikitext-103-train": "sha1:b7497e2dfe77e72cfef5e3dbc61b7b53712ac211",
+    "wikitext-103-valid": "sha1:c326ac59dc587676d58c422eb8a03e119582f92b",
+    "wikitext-103-test": "sha1:8a5befc548865cec54ed4273cf87dbbad60d1e47",
+}
+
+
+def _archived(part: str) -> _Source:
+    name, _, split = part.rpartition("-")
+    # The copy of one of WikiText's authors; the first address is gone.
     archive = f"https://wikitext.smerity.com/{name}-v1.zip"
-    archive_hash = {
-        "wikitext-2": "sha256:92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
-        "wikitext-103": "sha256:242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
-    }[name]
     member = f"{name}/wiki.{split}.tokens"
-    return _Source(f"{name}/{split}.txt", archive, hash, member, archive_hash)
+    return _Source(f"{name}/{split}.txt", archive, _FILES[part], member, WIKITEXT[name])
 
-
-WIKITEXT = ("wikitext-2", "wikitext-103")
-"""The corpora with splits of their own."""
 
 CORPORA = {
     "shakespeare": _Source(
         "tinyshakespeare.txt",
         "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
         "sha256:86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
-    ),
-    "wikitext-2-train": _wikitext(
-        "wikitext-2", "train", "sha1:863f29c46ef9d167fff4940ec821195882fe29d1"
     ),
     "wikitext-2-valid": _Source(
         "wikitext-2/valid.txt",
@@ -60,15 +64,7 @@ CORPORA = {
         "https://raw.githubusercontent.com/pytorch/examples/main/word_language_model/data/wikitext-2/test.txt",
         "sha256:d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
     ),
-    "wikitext-103-train": _wikitext(
-        "wikitext-103", "train", "sha1:b7497e2dfe77e72cfef5e3dbc61b7b53712ac211"
-    ),
-    "wikitext-103-valid": _wikitext(
-        "wikitext-103", "valid", "sha1:c326ac59dc587676d58c422eb8a03e119582f92b"
-    ),
-    "wikitext-103-test": _wikitext(
-        "wikitext-103", "test", "sha1:8a5befc548865cec54ed4273cf87dbbad60d1e47"
-    ),
+    **{part: _archived(part) for part in _FILES},
 }
 """The corpora that can be downloaded, by name: the name of the file, its
 address and its hash; for an archive, also the name in it, and its hash."""
@@ -139,7 +135,7 @@ def _text(name: str | None) -> Text:
             return _text("python")
     if name in CORPORA:
         text = _known(name, CORPORA[name])
-        return Text.of_articles(text) if name.startswith(WIKITEXT) else Text((text,))
+        return Text.of_articles(text) if name.startswith("wikitext") else Text((text,))
     if name in WIKITEXT:
         texts = (_text(f"{name}-{split}").documents for split in Splits._fields)
         return Text(sum(texts, ()))

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import repeat
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,60 @@ from torch import Tensor
 END, UNKNOWN = "<eos>", "<unk>"
 
 
-class Characters:
+class Vocabulary:
+    """Tokens by number: what `Characters` and `Words` share.
+
+        >>> Characters("ab").vocabulary, Words(["<eos>", "ab"]).vocabulary
+        (['a', 'b'], ['<eos>', 'ab'])
+
+    - `vocabulary`: the tokens, each once.
+    """
+
+    #: Cut a text into tokens, and join them again.
+    _cut: Any
+    _join: Any
+
+    def __init__(self, vocabulary: Iterable[str]):
+        self.vocabulary = list(vocabulary)
+        self._index = {token: i for i, token in enumerate(self.vocabulary)}
+
+    def __len__(self) -> int:
+        return len(self.vocabulary)
+
+    @property
+    def start(self) -> str:
+        """The default prompt: a line break, or the first character without one."""
+        return "\n"
+
+    def encode(self, text: str) -> Tensor:
+        """Turn text into tokens.
+
+        - `text`: any number of known characters, or of words and lines.
+        - Returns `int64 [tokens]`, indices into the vocabulary, from 0. The end of a
+          line counts as a word.
+        - Raises `ValueError` for an unknown character or word, naming it, if the
+          vocabulary has no `<unk>`.
+        """
+        parts = self._cut(text)
+        tokens = list(map(self._index.get, parts, repeat(self._index.get(UNKNOWN))))
+        if None in tokens:
+            raise ValueError(
+                f"expected only the {len(self)} {type(self).__name__.lower()} that this "
+                f"model knows, got {parts[tokens.index(None)]!r}"
+            )
+        return torch.from_numpy(np.array(tokens, dtype=np.int64))
+
+    def decode(self, tokens: Tensor) -> str:
+        """Turn tokens back into text.
+
+        - `tokens`: `int64 [tokens]`, from 0 to the size of the vocabulary minus 1.
+        - Returns the text; with one blank between words, and none at the beginning and
+          end of lines.
+        """
+        return self._join(self.vocabulary[i] for i in tokens.tolist())
+
+
+class Characters(Vocabulary):
     """The distinct characters of a text, in code point order.
 
         >>> Characters("hello").encode("hole")
@@ -23,9 +77,12 @@ class Characters:
       string, or a list of single characters.
     """
 
+    _cut = staticmethod(str)
+    _join = staticmethod("".join)
+
     def __init__(self, alphabet: Iterable[str]):
         self.alphabet = "".join(sorted(set(alphabet)))
-        self._index = {c: i for i, c in enumerate(self.alphabet)}
+        super().__init__(self.alphabet)
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> "Characters":
@@ -36,45 +93,12 @@ class Characters:
         """
         return cls(set().union(*texts))
 
-    def __len__(self) -> int:
-        return len(self.alphabet)
-
-    @property
-    def vocabulary(self) -> list[str]:
-        """The characters by token number."""
-        return list(self.alphabet)
-
     @property
     def start(self) -> str:
-        """The default prompt: a line break, or the first character."""
         return "\n" if "\n" in self._index else self.alphabet[0]
 
-    def encode(self, text: str) -> Tensor:
-        """Turn text into tokens.
 
-        - `text`: any number of known characters.
-        - Returns `int64 [characters]`, indices into the alphabet, from 0.
-        - Raises `ValueError` for an unknown character, naming it.
-        """
-        unknown = sorted(set(text) - set(self._index))
-        if unknown:
-            raise ValueError(
-                f"expected only the {len(self)} characters that this model knows, "
-                f"got {unknown[0]!r}"
-            )
-        return torch.tensor([self._index[c] for c in text], dtype=torch.int64)
-
-    def decode(self, tokens: Tensor) -> str:
-        """Turn tokens back into text.
-
-        - `tokens`: `int64 [characters]`, from 0 to the size of the
-          alphabet minus 1.
-        - Returns the text.
-        """
-        return "".join(self.alphabet[i] for i in tokens.tolist())
-
-
-class Words:
+class Words(Vocabulary):
     r"""Words between blanks, and ends of lines, as in the papers.
 
     - `vocabulary`: the words by token number, each once: `<eos>`, the end
@@ -89,8 +113,7 @@ class Words:
     """
 
     def __init__(self, vocabulary: Sequence[str]):
-        self.vocabulary = list(vocabulary)
-        self._index = {word: i for i, word in enumerate(self.vocabulary)}
+        super().__init__(vocabulary)
         if len(self._index) < len(self.vocabulary):
             twice, _ = Counter(self.vocabulary).most_common(1)[0]
             raise ValueError(
@@ -120,44 +143,9 @@ class Words:
         words = (word for word, count in counts.most_common() if count >= minimum)
         return cls([END, UNKNOWN, *words])
 
-    def __len__(self) -> int:
-        return len(self.vocabulary)
+    def _cut(self, text: str) -> Sequence[str]:
+        return text.replace("\n", f" {END} ").split()
 
-    @property
-    def start(self) -> str:
-        """The default prompt: the end of a line."""
-        return "\n"
-
-    def encode(self, text: str) -> Tensor:
-        """Turn text into tokens.
-
-        - `text`: any number of words and lines.
-        - Returns `int64 [words]`, indices into the vocabulary, from 0; the
-          end of a line counts as a word.
-        - Raises `ValueError` for an unknown word, naming it, if the
-          vocabulary has no `<unk>`.
-        """
-        words = text.replace("\n", f" {END} ").split()
-        tokens = list(map(self._index.get, words, repeat(self._index.get(UNKNOWN))))
-        if None in tokens:
-            raise ValueError(
-                f"expected only the {len(self)} words that this model knows, "
-                f"got {words[tokens.index(None)]!r}"
-            )
-        return torch.from_numpy(np.array(tokens, dtype=np.int64))
-
-    def decode(self, tokens: Tensor) -> str:
-        """Turn tokens back into text.
-
-        - `tokens`: `int64 [words]`, from 0 to the size of the vocabulary
-          minus 1.
-        - Returns the text, with one blank between words and none at the
-          beginning and end of lines.
-        """
-        words = [self.vocabulary[i] for i in tokens.tolist()]
-        lines = " ".join("\n" if word == END else word for word in words)
+    def _join(self, parts: Iterable[str]) -> str:
+        lines = " ".join("\n" if word == END else word for word in parts)
         return re.sub(" ?\n ?", "\n", lines)
-
-
-Vocabulary = Characters | Words
-"""A vocabulary of either kind."""

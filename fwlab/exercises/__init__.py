@@ -13,81 +13,51 @@ solution("delta_step") # one way to write it, ready to paste
 ```
 """
 
-from fwlab.exercises import (
-    aft,
-    aft_language,
-    aft_stability,
-    delta_rule,
-    dpfp,
-    fast_weights,
-    feature_maps,
-    feedback,
-    feedback_trained,
-    memory,
-    normalisation,
-    project,
-    regression,
-    retrieval,
-    since_2021,
-    to_qwen,
-    transformer,
+from fwlab.exercises.answers import Wrong, ask, compare, compare_gradients
+from fwlab.exercises.checking import (
+    assert_correct,
+    check,
+    golf,
+    hint,
+    show,
+    solution,
+    yours_or,
 )
-from fwlab.exercises.asking import Wrong, ask, compare, compare_gradients
-from fwlab.exercises.checker import assert_correct, check, show
-from fwlab.exercises.exercise import Exercise, Property, Question
-from fwlab.exercises.formulas import DERIVATIONS, Derivation, check_formula
-from fwlab.exercises.helping import hint, solution
-from fwlab.exercises.pairs import eight_pairs, score, scoreboard
-from fwlab.exercises.predicting import predict, predictions, quiz, reveal
-from fwlab.exercises.properties import agrees, gradient, shape
-from fwlab.exercises.questions import QUESTIONS
-from fwlab.exercises.using import golf, yours_or
+from fwlab.exercises.notation import EXERCISES, Exercise, changed, exercise, started
+from fwlab.exercises.properties import exactly
+from fwlab.exercises.questions import (
+    DERIVATIONS,
+    QUESTIONS,
+    Question,
+    check_formula,
+    predict,
+    predictions,
+    quiz,
+    reveal,
+)
 
-#: Exercises by topic; `fwlab exercises export` writes a notebook for each.
-TOPICS = {
-    "Fast weights": fast_weights.EXERCISES,
-    "Feature maps": feature_maps.EXERCISES,
-    "DPFP": dpfp.EXERCISES,
-    "The delta rule": delta_rule.EXERCISES,
-    "Normalisation": normalisation.EXERCISES,
-    "Retrieval": retrieval.EXERCISES,
-    "A transformer": transformer.EXERCISES,
-    "Memory": memory.EXERCISES,
-    "Attention Free Transformer": aft.EXERCISES,
-    "Stability": aft_stability.EXERCISES,
-    "Biases of AFT": aft_language.EXERCISES,
-    "Feedback Transformer": feedback.EXERCISES,
-    "Feedback trained": feedback_trained.EXERCISES,
-    "Since 2021": since_2021.EXERCISES,
-    "Layers of today": to_qwen.EXERCISES,
-    "Regression": regression.EXERCISES,
-    "A project": project.EXERCISES,
-}
-
-EXERCISES: dict[str, Exercise] = {
-    name: exercise for topic in TOPICS.values() for name, exercise in topic.items()
-}
-"""Every exercise by name."""
+from fwlab.exercises.course import TOPICS  # isort: skip  (fills EXERCISES)
+from fwlab.exercises.course.pairs import eight_pairs, score, scoreboard
 
 __all__ = [
     "DERIVATIONS",
     "EXERCISES",
     "QUESTIONS",
-    "Derivation",
+    "TOPICS",
     "Exercise",
-    "Property",
     "Question",
     "Wrong",
-    "agrees",
     "ask",
     "assert_correct",
+    "changed",
     "check",
     "check_formula",
     "compare",
     "compare_gradients",
     "eight_pairs",
+    "exactly",
+    "exercise",
     "golf",
-    "gradient",
     "hint",
     "predict",
     "predictions",
@@ -95,8 +65,8 @@ __all__ = [
     "reveal",
     "score",
     "scoreboard",
-    "shape",
     "show",
     "solution",
+    "started",
     "yours_or",
 ]

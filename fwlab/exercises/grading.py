@@ -1,51 +1,39 @@
-"""Grading a notebook: its cells run in a process of their own, with limits.
-
-`fwlab.exercises.graded` is that process. docs/exercises.md says what a
-notebook cannot do there, and what it still can.
-"""
+"""Grading a notebook: nbclient runs its cells in a kernel, with limits."""
 
 import json
+import logging
+import math
 import os
 import re
-import secrets
-import select
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
-from itertools import count
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from tempfile import TemporaryDirectory
+from threading import Timer
+from typing import Any, NamedTuple
 
-from fwlab.exercises.graded import FILE, asked
+from fwlab.exercises import EXERCISES, checking
+from fwlab.exercises.answers import short
+from fwlab.exercises.handouts import own_exercises
 
 #: The environment variables that a notebook sees.
 PASSED = (
-    *("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "OMP_NUM_THREADS", "SYSTEMROOT"),
-    *("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"),
+    *("PATH", "LANG", "LC_ALL", "TZ", "OMP_NUM_THREADS"),
+    *("LD_LIBRARY_PATH", "SYSTEMROOT"),
 )
-#: What bwrap shows of the file system, beside Python and its packages.
-SEEN = (
-    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/nix"),
-    *("/etc/alternatives", "/etc/fonts", "/etc/ld.so.cache", "/etc/localtime"),
-)
-#: The largest size of a notebook, and of what its process reports, in bytes.
+#: What bubblewrap shows of the file system, beside Python and its packages.
+SEEN = ("/usr", "/bin", "/lib", "/lib64", "/opt", "/nix", "/etc/alternatives")
+#: The largest size of a notebook, in bytes.
 LARGE = 2**26
-#: Seconds that a process may take until its first cell.
+#: Seconds that a kernel may take until the first cell.
 START = 300
-#: What that process reports; a notebook that finds out how can report anything.
-SAYS: tuple[dict[str, type], ...] = (
-    {"held": bool},
-    {"asked": str},
-    {"name": str, "right": bool, "why": str},
-    {"cell": int, "error": str},
-    {"finished": bool},
-)
+#: The kind of output that says what `check` found.
+VERDICT = "application/vnd.fwlab.verdict+json"
 
 
 class Submission(NamedTuple):
@@ -66,11 +54,47 @@ class Submission(NamedTuple):
 
 def read(notebook: Path) -> Submission:
     """Read what a learner hands in. What is no notebook says why."""
-    try:
-        content = _read(notebook)
-    except ValueError as error:
-        return Submission(str(notebook), [], problem=str(error))
-    return Submission(str(notebook), _cells(content), _listed(content))
+    got = "no file"
+    errors = (OSError, ValueError, LookupError, TypeError, AttributeError)
+    with suppress(*errors, RecursionError):
+        if notebook.is_file():
+            got = f"a file of more than {LARGE / 2**20:.0f} MiB"
+            if notebook.stat().st_size <= LARGE:
+                got = "a file that is no JSON"
+                content = json.loads(notebook.read_bytes())
+                got = "a file without cells"
+                code = [c for c in content["cells"] if c["cell_type"] == "code"]
+                cells = ["".join(cell["source"]) for cell in code]
+                listed = content.get("metadata", {}).get("fwlab", {}).get("exercises")
+                if not listed or not all(isinstance(name, str) for name in listed):
+                    listed = None
+                return Submission(str(notebook), cells, listed)
+    problem = f"expected {notebook} to be a notebook, got {got}"
+    return Submission(str(notebook), [], problem=problem)
+
+
+def exercises_of(handout: Path) -> list[str]:
+    """The exercises of a notebook that was handed out: those that it lists, or
+    else those that its cells check.
+
+    - Raises `ValueError` if the file is no notebook, or has no exercise.
+    """
+    handed_out = read(handout)
+    names = handed_out.listed or asked(handed_out.cells)
+    if not names:
+        got = f"expected {handout} to have exercises, got none"
+        raise ValueError(handed_out.problem or got)
+    return names
+
+
+def asked(cells: list[str]) -> list[str]:
+    """The exercises that cells check, in order, as far as their lines show it."""
+    names: dict[str, None] = {}
+    calls = r"^[^#\n]*\b(?:check|golf)\((.*)\)"
+    for given in re.findall(calls, "\n".join(cells), re.MULTILINE):
+        words = re.findall(r"""["'](\w+)["']""", given) or re.findall(r"\w+", given)
+        names |= dict.fromkeys(word for word in words[-1:] if word in EXERCISES)
+    return list(names)
 
 
 def grade(
@@ -86,65 +110,46 @@ def grade(
     An exercise is right if one of its checks, at the moment when it runs,
     finds the answer right.
 
-    - `notebook`: the answers of a learner. Where bwrap does not work, a notebook may
+    - `notebook`: the answers of a learner. Without bubblewrap, a notebook may
       delete files: `read` all of them before you grade the first.
     - `seconds`: time limit of the whole.
-    - `cell_seconds`: time limit of one cell; not on Windows.
-    - `gib`: how much memory it may take, on top of that of PyTorch; only
-      where the system can limit it (not on Windows or macOS).
+    - `cell_seconds`: time limit of one cell, in whole seconds.
+    - `gib`: how much memory it may take, on top of that of PyTorch; Linux only.
     - `expected`: names of the exercises; None = those that the notebook
       lists, or else those that it checks.
     - `own`: name and source of a module with further exercises, which the notebook
       may import.
     - Returns `notebook`; `exercises`, a list of `name`, `right` and `why`;
       `errors`, the cells that raised an error; `ended`: "finished", or why
-      not; `listed`: whether there was a list of exercises; and `kept`, what
-      kept the notebook in: of "bwrap" and "libseccomp", those that work here;
-      None = no cell ran.
-    - Raises `ChildProcessError` if the process ends before the first cell, which is
-      no fault of the notebook: a package is missing, for example.
+      not; `listed`: whether there was a list of exercises; and `kept`: whether
+      bubblewrap kept the notebook in.
+    - Raises `ChildProcessError` if no notebook can run here.
     """
     handed_in = notebook if isinstance(notebook, Submission) else read(notebook)
     expected = handed_in.listed if expected is None else expected
-    reports: list[dict[str, Any]] = []
-    ended, kept = handed_in.problem, None
+    verdicts: list[tuple[str, str]] = []
+    errors: list[dict[str, Any]] = []
+    ended = handed_in.problem
     if not ended:
-        sandbox, kept = _tried()
-        task = {"cells": handed_in.cells, "cell_seconds": cell_seconds, "gib": gib}
-        reports, ended = _run(sandbox, {**task, "own": own}, seconds)
-    verdicts = [each for each in reports if "right" in each]
-    names = [each["asked"] for each in reports if "asked" in each]
-    names += [each["name"] for each in verdicts]
+        limits = seconds, cell_seconds, gib
+        verdicts, errors, ended = _run(handed_in.cells, *limits, own)
+    names = [*asked(handed_in.cells), *(name for name, _ in verdicts)]
     missing = "not checked" if ended == "finished" else f"not checked: {ended}"
     graded = {
         name: {"name": name, "right": False, "why": missing}
         for name in (names if expected is None else expected)
     }
-    for each in verdicts:
-        name = each["name"]
+    for name, why in verdicts:
         if name in graded and not graded[name]["right"]:
-            graded[name] = {k: each[k] for k in ("name", "right", "why")}
+            graded[name] |= {"right": not why, "why": why}
     return {
         "notebook": handed_in.notebook,
         "exercises": list(graded.values()),
-        "errors": [each for each in reports if "cell" in each],
+        "errors": errors,
         "ended": ended,
         "listed": expected is not None,
-        "kept": kept,
+        "kept": bool(_bubblewrap()),
     }
-
-
-def exercises_of(handout: Path) -> list[str]:
-    """The exercises of a notebook that was handed out: those that it lists, or
-    else those that its cells check.
-
-    - Raises `ValueError` if the file is no notebook, or has no exercise.
-    """
-    content = _read(handout)
-    names = _listed(content) or asked(_cells(content))
-    if not names:
-        raise ValueError(f"expected {handout} to have exercises, got none")
-    return names
 
 
 def report(graded: dict[str, Any]) -> str:
@@ -162,252 +167,169 @@ def report(graded: dict[str, Any]) -> str:
         lines.append(f"not finished: {graded['ended']}")
     if not graded["listed"]:
         lines.append("it lists no exercises; these are the ones it checks")
-    return "\n".join(map(_plain, lines))
+    # Without what a terminal might obey.
+    printed = ("".join(c if c.isprintable() else " " for c in line) for line in lines)
+    return "\n".join(printed)
 
 
-def missing() -> str:
-    """Name what cannot keep notebooks in, on this machine: "bwrap", for example.
-
-    - Raises `ChildProcessError` if notebooks cannot be graded here at all.
-    """
-    return " and ".join(sorted({"bwrap", "libseccomp"}.difference(_tried()[1])))
-
-
-def _read(notebook: Path) -> dict[str, Any]:
-    """The content of a notebook. Raises `ValueError`, in one sentence."""
-    try:
-        if notebook.is_dir():
-            raise ValueError("a folder")
-        if not notebook.is_file():
-            raise ValueError("a device" if notebook.exists() else "no file")
-        if (size := notebook.stat().st_size) > LARGE:
-            raise ValueError(f"a file of {size / 2**20:.0f} MiB")
-        content = json.loads(notebook.read_bytes())
-        _cells(content)
-    except OSError as error:
-        what = f"a file that cannot be read ({error.strerror})"
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
-        what = "a file that is no JSON"
-    except (KeyError, TypeError):
-        what = "a file without cells"
-    except ValueError as error:
-        what = str(error)
-    else:
-        return content  # type: ignore[no-any-return]
-    raise ValueError(f"expected {notebook} to be a notebook, got {what}")
-
-
-def _cells(content: dict[str, Any]) -> list[str]:
-    """The source of each code cell."""
-    cells = [c for c in content["cells"] if c["cell_type"] == "code"]
-    return ["".join(cell["source"]) for cell in cells]
-
-
-def _listed(content: dict[str, Any]) -> list[str] | None:
-    """The exercises that a notebook lists; None = it has no list."""
-    try:
-        names = content["metadata"]["fwlab"]["exercises"]
-    except (KeyError, TypeError):
-        return None
-    named = isinstance(names, list) and all(
-        isinstance(name, str) and name.isidentifier() for name in names
+def caution() -> str:
+    """Say what nothing protects from notebooks on this machine; "" = bubblewrap does."""
+    return (
+        ""
+        if _bubblewrap()
+        else "without bubblewrap, a notebook can read and delete your files and use the "
+        "network: use a container for a class that you do not trust"
     )
-    return names if named and names else None
-
-
-# --- The process of its own ---------------------------------------------
-
-
-@cache
-def _tried() -> tuple[tuple[str, ...], list[str]]:
-    """The first sandbox in which a notebook without cells runs to its end, and what
-    keeps notebooks in there.
-
-    - Raises `ChildProcessError` if there is none.
-    """
-    task = {"cells": [], "cell_seconds": 60, "gib": 4, "own": None}
-    bwrap = _bwrap()
-    if bwrap:
-        with suppress(ChildProcessError):
-            return bwrap, ["bwrap", *_filters(bwrap, task)]
-    return (), _filters((), task)
-
-
-def _filters(sandbox: tuple[str, ...], task: dict[str, Any]) -> list[str]:
-    """Run a task; returns ["libseccomp"] if it works there."""
-    reports, _ = _run(sandbox, task, seconds=300)
-    return ["libseccomp"] * any(each.get("held", False) for each in reports)
 
 
 def _run(
-    sandbox: tuple[str, ...], task: dict[str, Any], seconds: float
-) -> tuple[list[dict[str, Any]], str]:
-    """Run cells; returns the reports of their process, and how it ended."""
-    # Reports begin with a word that the notebook is not told.
-    key = secrets.token_hex()
-    with (
-        _scratch() as folder,
-        tempfile.TemporaryFile() as source,
-        tempfile.TemporaryFile() as log,
-        tempfile.TemporaryFile() as errors,
-    ):
-        source.write(json.dumps({**task, "key": key}).encode())
-        source.seek(0)
-        home, work = (Path("/tmp" if sandbox else folder, n) for n in ("home", "work"))
-        if not sandbox:
-            home.mkdir()
-            work.mkdir()
-        told, tell = os.pipe()
-        process = subprocess.Popen(
-            [
-                *(sandbox and (*sandbox, "--info-fd", str(tell), "--chdir", str(work))),
-                *(sys.executable, "-m", "fwlab.exercises.graded"),
-            ],
-            cwd=None if sandbox else work,
-            env=_environment(home, work),
-            stdin=source,
-            stdout=log,
-            stderr=errors,
-            pass_fds=[tell] if sandbox else (),
-            start_new_session=True,
-        )
-        os.close(tell)
-        inside = None
-        try:
-            inside = _inside(told)
-            # The limit is that of the cells: to load PyTorch may take as long.
-            end = time.monotonic() + START
-            while process.poll() is None and time.monotonic() < end:
-                if key.encode() in os.pread(errors.fileno(), LARGE, 0):
-                    break
-                time.sleep(0.02)
-            code = process.wait(seconds)
-            ended = "the notebook ended Python"
-            if number := -code if code < 0 else max(code - 128, 0):
-                ended = f"signal {number}: perhaps the memory limit"
-        except subprocess.TimeoutExpired:
-            ended = f"the time limit, {seconds:g} seconds"
-        finally:  # also if somebody interrupts this
-            _end(process, inside)
-            os.close(told)
-        reports = _reports(log, key)
-        errors.seek(0)
-        lines = errors.read(LARGE).decode(errors="replace").splitlines()
-    if key not in lines:  # it writes this there before the first cell
-        why = _plain(lines[-1]) if lines else ended.replace("the notebook", "it")
-        raise ChildProcessError(
-            f"the process that grades did not reach the first cell: {why}"
-        )
-    if any("finished" in each for each in reports):
-        ended = "finished"
-    return reports, ended
-
-
-@contextmanager
-def _scratch() -> Iterator[Path]:
-    """Make an empty folder, and delete it, also where it is too deep for `shutil`."""
-    folder, number = Path(tempfile.mkdtemp()), count()
+    cells: list[str],
+    seconds: float,
+    cell_seconds: float,
+    gib: float,
+    own: tuple[str, str] | None,
+) -> tuple[list[tuple[str, str]], list[dict[str, Any]], str]:
+    """Run cells; returns verdicts as name and reason, the errors, and how it ended."""
     try:
-        yield folder
-    finally:
-        folders = [folder]
-        with suppress(OSError):
-            folder.chmod(0o700)
-            while folders:
-                inner = folders.pop()
-                for entry in [*os.scandir(inner)]:
-                    if not entry.is_dir(follow_symlinks=False):
-                        os.unlink(entry)
-                        continue
-                    os.chmod(entry, 0o700)
-                    folders.append(folder.with_name(f"{folder.name}-{next(number)}"))
-                    os.rename(entry, folders[-1])
-                inner.rmdir()
+        import ipykernel  # noqa: F401
+        from jupyter_client.manager import AsyncKernelManager
+        from nbclient import NotebookClient
+        from nbclient.exceptions import DeadKernelError
+        from nbformat.v4 import new_code_cell, new_notebook
+    except ModuleNotFoundError as lacks:
+        raise ChildProcessError(
+            f'grading needs the package {lacks.name}: pip install "fwlab[notebooks]"'
+        ) from None
+    verdicts, errors = [], []
+
+    class Client(NotebookClient):
+        def output(self, outs: Any, message: Any, *place: Any) -> None:
+            """What a cell shows; only the verdicts matter."""
+            match message["content"].get("data", {}).get(VERDICT):
+                case {"name": str(name), "why": str(why)}:  # not what a notebook forged
+                    verdicts.append((name, why))
+
+    def failed(cell: Any, cell_index: int, execute_reply: Any) -> None:
+        said = execute_reply["content"]
+        error = f"{said['ename']}: {short(said['evalue'])}"
+        if said["ename"] == "KeyboardInterrupt":
+            error = f"TimeLimit: it took more than {cell_seconds:g} seconds"
+        errors.append({"cell": cell_index, "error": error})
+
+    first = f"import fwlab.exercises.grading as _\n_.prepare({own!r}, {gib})\ndel _"
+    # Half characters cannot be sent.
+    sources = [each.encode(errors="replace").decode() for each in (first, *cells)]
+    notebook = new_notebook(cells=[new_code_cell(source) for source in sources])
+    quiet = logging.Logger("nbclient", logging.CRITICAL + 1)
+    with TemporaryDirectory(ignore_cleanup_errors=True) as home:
+        work = Path(home, "work")
+        work.mkdir()
+        sandbox, sockets = _bubblewrap(), {}
+        if sandbox:  # it has a network of its own, so files connect us
+            sandbox = (*sandbox, "--bind", home, home, "--chdir", str(work))
+            sockets = {"transport": "ipc", "ip": f"{home}/kernel"}
+        file = f"{home}/kernel.json"
+        manager: Any = AsyncKernelManager(connection_file=file, log=quiet, **sockets)
+        python = (sys.executable, "-m", "ipykernel_launcher", "-f", file)
+        manager.kernel_spec.argv = [*sandbox, *python]
+        client = Client(
+            notebook,
+            manager,
+            allow_errors=True,
+            interrupt_on_timeout=True,
+            timeout=START,
+            startup_timeout=START,
+            shutdown_kernel="immediate",
+            on_cell_error=failed,
+            log=quiet,
+        )
+        nowhere = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
+        place = {"cwd": str(work), "env": _environment(home), "cleanup_kc": True}
+        try:
+            with client.setup_kernel(**place, **nowhere):
+                client.execute_cell(notebook.cells[0], 0)
+                if errors:
+                    raise RuntimeError(errors[0]["error"])
+                client.timeout = math.ceil(cell_seconds)
+                kernel = manager.provisioner.process
+                limit = Timer(seconds, _kill, [kernel])
+                limit.start()
+                try:
+                    for number, cell in enumerate(notebook.cells[1:], 1):
+                        client.execute_cell(cell, number)
+                    ended = "finished"
+                except DeadKernelError:
+                    ended = f"the time limit, {seconds:g} seconds"
+                    if limit.is_alive():
+                        code = kernel.wait()
+                        ended = f"Python ended ({code}): perhaps the memory limit"
+                finally:
+                    limit.cancel()
+                    _kill(kernel)
+        except RuntimeError as error:
+            raise ChildProcessError(f"no notebook can run here: {error}") from None
+    return verdicts, errors, ended
 
 
-def _inside(told: int) -> int | None:
-    """A handle of the first process in bwrap, which ends after all others in
-    there; bwrap may end before. None = there is no bwrap, or it has ended.
-    """
-    info = os.read(told, 4096)  # there is more, so it stays open
-    with suppress(OSError):
-        if first := re.search(rb'"child-pid": (\d+)', info):
-            return os.pidfd_open(int(first[1]))
-    return None
+def prepare(own: tuple[str, str] | None, gib: float) -> None:
+    """Make a kernel say what `check` finds there, and limit its memory."""
+    from IPython import get_ipython
+
+    # It gets through also where a cell captures its output.
+    publish = get_ipython().display_pub.publish
+    checking.listener = lambda name, why: publish({VERDICT: {"name": name, "why": why}})
+    if own:
+        own_exercises(*own)
+    if (pages := Path("/proc/self/statm")).exists():
+        import resource
+
+        used = int(pages.read_text().split()[0]) * resource.getpagesize()
+        most = used + int(gib * 2**30)
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
-def _end(process: "subprocess.Popen[bytes]", inside: int | None) -> None:
-    """Kill the process and what it has started; all are gone when this returns."""
+def _kill(kernel: "subprocess.Popen[bytes]") -> None:
+    """End a kernel and what it has started."""
     with suppress(ProcessLookupError, PermissionError):
-        if not hasattr(os, "killpg"):
-            process.kill()
+        if hasattr(os, "killpg"):
+            os.killpg(kernel.pid, signal.SIGKILL)
         else:
-            os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    if inside is not None:  # bwrap has told it to end
-        select.select([inside], [], [])
-        os.close(inside)
+            kernel.kill()
 
 
-def _reports(log: IO[bytes], key: str) -> list[dict[str, Any]]:
-    """The reports of a process, and nothing else that a notebook wrote there."""
-    log.seek(0)
-    lines = log.read(LARGE).decode(errors="replace").split("\n")
-    reports = []
-    for line in lines:
-        with suppress(ValueError, RecursionError):  # cut off, or forged
-            if line.startswith(key):
-                what = json.loads(line.removeprefix(key))
-                if not isinstance(what, dict):
-                    continue
-                if {k: type(v) for k, v in what.items()} in SAYS:
-                    reports.append({k: _plain(v) for k, v in what.items()})
-    return reports
-
-
-def _plain(text: Any) -> Any:
-    """A text in one line, without what a terminal might obey."""
-    if not isinstance(text, str):
-        return text
-    return "".join(c if c.isprintable() else " " for c in text[:2000])
-
-
-def _bwrap() -> tuple[str, ...]:
-    """The command that shows a notebook no files but the system's and
-    Python's, no network and no processes; () = it is not installed.
+@cache
+def _bubblewrap() -> tuple[str, ...]:
+    """The command that shows a kernel no files but the system's and Python's, no
+    network and no other processes; () = it is not installed, or does not work.
     """
-    if not (program := shutil.which("bwrap")):
-        return ()
     python = (sys.prefix, sys.base_prefix, Path(sys.executable).resolve().parents[1])
-    package = Path(__file__).parents[1]
-    command = [program, "--unshare-all", "--die-with-parent", "--proc", "/proc"]
-    # Root would keep its capabilities, and could make all of this writable.
-    command += ["--cap-drop", "ALL"]
-    command += ["--dev", "/dev", "--size", str(2**20), "--tmpfs", "/dev/shm"]
-    command += ["--remount-ro", "/dev"]
-    command += ["--size", str(FILE), "--tmpfs", "/tmp"]
-    command += ["--dir", "/tmp/home", "--dir", "/tmp/work"]
-    libraries = filter(None, os.getenv("LD_LIBRARY_PATH", "").split(os.pathsep))
-    for path in map(str, (*SEEN, *libraries, *python, *_path()[1:], package)):
-        command += ["--ro-bind-try", path, path]
-    command += ["--remount-ro", "/"]
-    return tuple(command)
+    seen = map(str, (*SEEN, *python, *_path()[1:], Path(__file__).parents[1]))
+    command = (
+        # What interrupts a cell should not end bwrap.
+        *("env", "--ignore-signal=INT"),
+        *("bwrap", "--unshare-all", "--die-with-parent", "--cap-drop", "ALL"),
+        *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"),
+        *(word for path in seen for word in ("--ro-bind-try", path, path)),
+        # A kernel ends if it does not see this process.
+        *("--unsetenv", "JPY_PARENT_PID"),
+    )
+    if not shutil.which("bwrap"):
+        return ()
+    tried = subprocess.run([*command, "true"], capture_output=True)
+    return () if tried.returncode else command
 
 
-def _environment(home: Path, work: Path) -> dict[str, str]:
+def _environment(home: str) -> dict[str, str]:
     """What a notebook sees of the environment: nothing that is secret."""
     passed = {name: os.environ[name] for name in PASSED if name in os.environ}
-    places = dict.fromkeys(("HOME", "USERPROFILE", "MPLCONFIGDIR"), str(home))
-    places |= dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(work))
-    more = {"LOGNAME": "learner", "MPLBACKEND": "agg"}
-    return passed | places | more | {"PYTHONPATH": os.pathsep.join(_path())}
+    places = dict.fromkeys(("HOME", "USERPROFILE", "TMPDIR", "TEMP"), home)
+    return passed | places | {"PYTHONPATH": os.pathsep.join(_path())}
 
 
 def _path() -> list[str]:
-    """Where Python finds modules: fwlab, also in a checkout that is not
-    installed, and packages; but not in the folder in which this runs.
+    """Where a kernel finds modules: fwlab, and packages; but not those in the folder
+    in which this runs, beside what others have handed in.
     """
-    root, own = Path(__file__).parents[2], (Path.home(), Path.cwd())
-    places = [Path(p).resolve() for p in sys.path if p]
-    others = [p for p in places if not any(o.is_relative_to(p) for o in own)]
-    return [str(root), *(str(p) for p in dict.fromkeys(others) if p != root)]
+    root = str(Path(__file__).parents[2])
+    others = [path for path in sys.path if path not in ("", os.getcwd(), root)]
+    return [root, *others]

@@ -10,9 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fwlab.exercises import solutions
-from fwlab.exercises.exercise import Exercise
-from fwlab.exercises.helping import source
+from fwlab.exercises.notation import EXERCISES, Exercise, printed
 from fwlab.files import read_json, replacing, write_json
 
 GUIDE = (
@@ -83,10 +81,9 @@ def own_exercises(name: str, text: str) -> dict[str, Exercise]:
     - Returns its exercises.
     - Raises `ValueError` if there are none.
     """
-    from fwlab.exercises import EXERCISES
-
     before = dict(EXERCISES)
     module, file = ModuleType(name), f"{name}.py"
+    module.__file__ = file
     sys.modules[name] = module
     linecache.cache[file] = (len(text), None, text.splitlines(True), file)
     exec(compile(text, file, "exec"), vars(module))
@@ -135,15 +132,16 @@ def export(
 
 def _imports(exercises: list[Exercise]) -> list[str]:
     """The imports that tasks, hints and solutions use."""
-    said = " ".join(" ".join((e.task, *e.hints, e.start, source(e))) for e in exercises)
-    lines = re.findall(
-        r"^(?:from \S+ )?import .*$", inspect.getsource(solutions), re.MULTILINE
+    said = " ".join(
+        " ".join((e.task, *e.hints, e.start, printed(e))) for e in exercises
     )
-    if all(exercise.name != "sum_normalize" for exercise in exercises):
-        lines.append("from fwlab.feature_maps import sum_normalize")
+    lines = ["import math"]
+    for name in {exercise.reference.__module__: None for exercise in exercises}:
+        source = inspect.getsource(sys.modules[name])
+        lines += re.findall(r"^(?:from \S+ )?import [^(\n]*$", source, re.MULTILINE)
     return [
         line
-        for line in ["import math", *lines]
+        for line in dict.fromkeys(lines)
         if any(
             re.search(rf"\b{part.split()[-1]}\b[.(]", said)
             for part in line.partition("import ")[2].split(",")

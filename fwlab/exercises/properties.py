@@ -1,157 +1,157 @@
-"""Properties that many exercises share, as data.
+"""Checks that many exercises share, and what they count.
 
-Their arguments come from a function that takes a generator and sizes, and
-returns the arguments by name and in order. A size is a tuple, a mapping, or one
-value; with several sizes, the property has to hold for each.
+The code below a ✓ of an exercise calls `shape`, `agrees`, `gradient`, `is_causal` or
+`in_chunks`, the methods of `Checks`. Each makes a function of the answer, the reference
+and a seeded generator, which raises `Wrong` if the property does not hold.
 """
 
 import inspect
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fwlab.exercises.asking import (
+from fwlab.exercises.answers import (
     CUT,
     Answer,
     Wrong,
     ask,
     compare,
     compare_gradients,
+    copied,
 )
-from fwlab.exercises.exercise import Catches, Property
 
+#: Takes a generator and sizes; returns arguments by name and in order.
 Draw = Callable[..., dict[str, Any]]
 #: A part of the result: takes the result, and then the arguments.
 Part = Callable[..., Any]
+Holds = Callable[[Answer, Answer, Generator], None]
 
 
-def shape(
-    says: str,
-    draw: Draw,
-    sizes: Sequence[Any] = ((),),
-    *,
-    names: Sequence[str] = (),
-    catches: Catches | None = None,
-) -> Property:
-    """The answer returns what the reference does: tensors of its shapes, or a number.
+@dataclass(frozen=True)
+class Checks:
+    """What the code below a ✓ may call.
 
-    - `says`, `catches`: as in `Property`.
-    - `draw`: draws the arguments, for each of the `sizes`.
+    A size is a tuple, a mapping, or one value, for `draw`; with several sizes, the
+    property has to hold for each.
+
+    - `draw`: draws the arguments, unless a check names another.
     - `names`: those of the results, if there are several.
-    - Returns the property.
+    - `because`: the likely cause, for `str.format` with the sizes, the arguments, and
+      the `name` of the result.
+    - `expected`: what is right, as a function of the arguments; None = the result of
+      the reference.
     """
 
-    def holds(answer: Answer, reference: Answer, generator: Generator) -> None:
-        for inputs, _ in _cases(draw, sizes, generator):
-            _asked(answer, reference, names, inputs)
+    draw: Draw
+    names: Sequence[str] = ()
+    because: str = ""
+    expected: Answer | None = None
 
-    return Property(says, holds, catches or {})
+    def shape(self, *sizes: Any, draw: Draw | None = None) -> Holds:
+        """It returns what the reference does: tensors of its shapes, or a number."""
 
+        def holds(answer: Answer, reference: Answer, generator: Generator) -> None:
+            for inputs, _ in _cases(draw or self.draw, sizes, generator):
+                self._asked(answer, reference, inputs)
 
-def agrees(
-    says: str,
-    draw: Draw,
-    sizes: Sequence[Any] = ((),),
-    *,
-    change: Mapping[str, Callable[[Any], Any]] | None = None,
-    expected: Answer | None = None,
-    of: Part | None = None,
-    names: Sequence[str] = (),
-    only: Sequence[str] = (),
-    because: str = "",
-    catches: Catches | None = None,
-) -> Property:
-    """The answer agrees with the reference.
+        return holds
 
-    - `says`, `catches`: as in `Property`.
-    - `draw`: draws the arguments, for each of the `sizes`.
-    - `change`: functions of single arguments, which replace what was drawn.
-    - `expected`: what is right here, as a function of the arguments; None = the
-      result of the reference.
-    - `of`: the part of the result that counts; None = all of it.
-    - `names`: those of the results, if there are several.
-    - `only`: those of the results that count; none = all of them.
-    - `because`: a sentence on the likely cause, for `str.format` with the sizes,
-      the arguments, and the `name` of the result.
-    - Returns the property.
-    """
+    def agrees(
+        self,
+        *sizes: Any,
+        draw: Draw | None = None,
+        of: Part | None = None,
+        only: Sequence[str] = (),
+        **change: Callable[[Any], Any],
+    ) -> Holds:
+        """It agrees with the reference, or with what is expected.
 
-    def holds(answer: Answer, reference: Answer, generator: Generator) -> None:
-        for inputs, named in _cases(draw, sizes, generator, change):
-            result, target = _asked(answer, reference, names, inputs)
-            if of:
-                result, target = (of(x, *inputs.values()) for x in (result, target))
-            if expected:
-                target = expected(*inputs.values())
-            pairs = [("", result, target)]
-            if names and not of:
-                pairs = [*zip(names, result, target, strict=True)]
-            for name, x, y in pairs:
-                if name in only or not only:
-                    _compare(x, y, because.format(name=name, **named), inputs)
+        - `of`: the part of the result that counts; None = all of it.
+        - `only`: the names of those results that count; none = all of them.
+        - `change`: functions of single arguments, which replace what was drawn.
+        """
 
-    return Property(says, holds, catches or {})
+        def holds(answer: Answer, reference: Answer, generator: Generator) -> None:
+            for inputs, named in _cases(draw or self.draw, sizes, generator):
+                for name, function in change.items():
+                    inputs[name] = function(inputs[name])
+                result, target = self._asked(answer, reference, inputs)
+                if of:
+                    result, target = (of(x, *inputs.values()) for x in (result, target))
+                if self.expected:
+                    target = self.expected(*inputs.values())
+                pairs = [("", result, target)]
+                if self.names and not of:
+                    pairs = [*zip(self.names, result, target, strict=True)]
+                for name, x, y in pairs:
+                    if name in only or not only:
+                        said = self.because.format(name=name, **inputs | named)
+                        _compare(x, y, said, inputs)
 
+        return holds
 
-def takes_heads(
-    draw: Draw,
-    leads: Sequence[tuple[int, ...]],
-    says: str = "works on any leading dimensions, such as [batch, heads]",
-    catches: Catches | None = None,
-) -> Property:
-    """The answer agrees with the reference for each of these leading dimensions.
+    def gradient(
+        self, size: Any = (), *, draw: Draw | None = None, of: Part | None = None
+    ) -> Holds:
+        """Each tensor among the arguments gets the gradient that the reference gives it.
 
-    - `draw`: takes a generator and `lead`.
-    """
-    because = "The leading dimensions were {lead}."
-    sizes = [{"lead": lead} for lead in leads]
-    return agrees(says, draw, sizes, because=because, catches=catches)
+        - `of`: the part of the result to differentiate; None = all of it.
+        """
 
+        def holds(answer: Answer, reference: Answer, generator: Generator) -> None:
+            ((inputs, _),) = _cases(draw or self.draw, [size], generator)
 
-def is_causal(draw: Draw, catches: Catches | None = None) -> Property:
-    """The first steps of the result, which is shaped like v, ignore the others."""
+            def part(result: Any) -> Any:
+                return of(result, *inputs.values()) if of else result
 
-    def holds(answer: Answer, reference: Answer, generator: Generator) -> None:
-        inputs = draw(generator)
-        later = {name: torch.cat([x[:3], x[3:] * 2 + 1]) for name, x in inputs.items()}
-        compare(
-            ask(answer, inputs["v"], **later)[:3],
-            ask(answer, inputs["v"], **inputs)[:3],
-            "Only steps 3 and 4 were changed, and steps 0 to 2 changed with them.",
-        )
-
-    return Property("does not look at later steps", holds, catches or {})
-
-
-def gradient(
-    says: str,
-    draw: Draw,
-    size: Any = (),
-    *,
-    of: Part | None = None,
-    because: str = CUT,
-    catches: Catches | None = None,
-) -> Property:
-    """Each tensor among the arguments gets the gradient that the reference gives it.
-
-    - `says`, `catches`: as in `Property`.
-    - `draw`, `size`: draws the arguments.
-    - `of`: the part of the result to differentiate; None = all of it.
-    - `because`: a sentence on the likely cause.
-    - Returns the property.
-    """
-
-    def holds(answer: Answer, reference: Answer, generator: Generator) -> None:
-        for inputs, _ in _cases(draw, [size], generator):
-            part = partial(_part, of, inputs)
+            because = self.because or CUT
             compare_gradients(answer, reference, generator, because, part, **inputs)
 
-    return Property(says, holds, catches or {})
+        return holds
+
+    def is_causal(self, draw: Draw | None = None) -> Holds:
+        """The first steps of the result, which is shaped like v, ignore the others."""
+
+        def holds(answer: Answer, reference: Answer, generator: Generator) -> None:
+            inputs = (draw or self.draw)(generator)
+            later = {n: torch.cat([x[:3], x[3:] * 2 + 1]) for n, x in inputs.items()}
+            compare(
+                ask(answer, inputs["v"], **later)[:3],
+                ask(answer, inputs["v"], **inputs)[:3],
+                "Only steps 3 and 4 were changed, and steps 0 to 2 changed with them.",
+            )
+
+        return holds
+
+    def in_chunks(self, draw: Draw | None = None, time: int = 1024) -> Holds:
+        """It does about as much work as the reference, for two sizes of chunks.
+
+        - `draw`: takes a generator, a number of steps and a size of chunks; keys `k`
+          and values `v` have to be wide.
+        """
+
+        def holds(answer: Answer, reference: Answer, generator: Generator) -> None:
+            def drawn(chunk: int) -> dict[str, Any]:
+                return (draw or self.draw)(generator, time, chunk)
+
+            _works_in_chunks(answer, reference, drawn, time)
+
+        return holds
+
+    def _asked(
+        self, answer: Answer, reference: Answer, inputs: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        """The results of the answer and of the reference."""
+        target = reference(*copied(inputs).values())
+        like: Any = target if isinstance(target, Tensor) else type(target)
+        if self.names:
+            like = dict(zip(self.names, target, strict=True))
+        return ask(answer, like, **inputs), target
 
 
 #: Operators that multiply and add along the last dimension of the argument before
@@ -211,106 +211,85 @@ class Work(Mode):
         self._now -= numbers
 
 
-def in_chunks(draw: Draw, time: int = 1024) -> Property:
-    """The answer does about as much work as the reference, for two sizes of chunks.
-
-    - `draw`: takes a generator, a number of steps and a size of chunks; keys `k`
-      and values `v` have to be wide.
-    """
-
-    def holds(answer: Answer, reference: Answer, generator: Generator) -> None:
-        more = []
-        for chunk in (64, 32):
-            inputs = draw(generator, time, chunk)
-            with Work() as right:
-                target = reference(*inputs.values())
-            with Work() as yours:
-                y = ask(answer, target, **inputs)
-            case = f"With {time} steps in chunks of {chunk}"
-            compare(y, target, f"{case}.")
-            states = time * inputs["k"].shape[-1] * inputs["v"].shape[-1]
-            if yours.peak > min(time**2, states) / 2:
-                all_pairs = time**2 <= yours.largest < states
-                what = "the matrix of all pairs of steps" if all_pairs else "every W_i"
-                raise Wrong(
-                    f"{case}, your tensors held {yours.peak:,} numbers at once; "
-                    f"{right.peak:,} are enough. Do you keep {what}?"
-                )
-            if yours.products > 3 * right.products:
-                raise Wrong(
-                    f"{case}, your function makes {yours.products:,} products; "
-                    f"{right.products:,} are enough. Does each chunk meet all earlier "
-                    "keys again? A state W holds them."
-                )
-            if yours.operators > 64 * time / chunk:
-                raise Wrong(
-                    f"{case}, your function calls {yours.operators:,} operators. A "
-                    "chunk needs a few matrix products. Does it go through the steps "
-                    "one by one, or in chunks of another size?"
-                )
-            more.append((yours.products, right.products))
-        (many, many_right), (few, few_right) = more
-        if many - few < (many_right - few_right) / 4:
+def _works_in_chunks(
+    answer: Answer, reference: Answer, draw: Callable[[int], dict[str, Any]], time: int
+) -> None:
+    """Raise `Wrong` unless an answer works in chunks; `draw` takes their size."""
+    more = []
+    for chunk in (64, 32):
+        inputs = draw(chunk)
+        with Work() as right:
+            target = reference(*inputs.values())
+        with Work() as yours:
+            y = ask(answer, target, **inputs)
+        case = f"With {time} steps in chunks of {chunk}"
+        compare(y, target, f"{case}.")
+        states = time * inputs["k"].shape[-1] * inputs["v"].shape[-1]
+        if yours.peak > min(time**2, states) / 2:
+            all_pairs = time**2 <= yours.largest < states
+            what = "the matrix of all pairs of steps" if all_pairs else "every W_i"
             raise Wrong(
-                "Your function does the same work in chunks of 64 and of 32 steps: "
-                "chunk is not used. A chunk of n steps has n x n products of its own."
+                f"{case}, your tensors held {yours.peak:,} numbers at once; "
+                f"{right.peak:,} are enough. Do you keep {what}?"
             )
-        if many - few > 7 / 4 * (many_right - few_right):
+        if yours.products > 3 * right.products:
             raise Wrong(
-                "Between chunks of 64 and of 32 steps, your work changes by more than "
-                "the pairs of steps of a chunk. Are your chunks longer than chunk?"
+                f"{case}, your function makes {yours.products:,} products; "
+                f"{right.products:,} are enough. Does each chunk meet all earlier "
+                "keys again? A state W holds them."
             )
-
-    says = "works in chunks: a few matrix products for each, and one state between them"
-    return Property(says, holds)
+        if yours.operators > 64 * time / chunk:
+            raise Wrong(
+                f"{case}, your function calls {yours.operators:,} operators. A "
+                "chunk needs a few matrix products. Does it go through the steps "
+                "one by one, or in chunks of another size?"
+            )
+        more.append((yours.products, right.products))
+    (many, many_right), (few, few_right) = more
+    if many - few < (many_right - few_right) / 4:
+        raise Wrong(
+            "Your function does the same work in chunks of 64 and of 32 steps: "
+            "chunk is not used. A chunk of n steps has n x n products of its own."
+        )
+    # Chunks of twice the length: 2. The chunked delta rule with an inverse: 1.91.
+    if many - few > 1.95 * (many_right - few_right):
+        raise Wrong(
+            "Between chunks of 64 and of 32 steps, your work changes by more than "
+            "the pairs of steps of a chunk. Are your chunks longer than chunk?"
+        )
 
 
 def exactly(*names: str) -> Draw:
-    """Nothing is drawn: a size is the values of the arguments with these names."""
+    """Draw nothing: a size is the values of the arguments.
 
-    def draw(generator: Generator, *values: Any) -> dict[str, Any]:
-        return dict(zip(names, values, strict=True))
+    - `names`: those of the arguments.
+    - Returns what `exercise` and the checks take as `draw`.
+    """
+
+    def draw(generator: Generator, value: Any, *others: Any) -> dict[str, Any]:
+        return dict(zip(names, (value, *others), strict=True))
 
     return draw
 
 
 def _cases(
-    draw: Draw,
-    sizes: Sequence[Any],
-    generator: Generator,
-    change: Mapping[str, Callable[[Any], Any]] | None = None,
+    draw: Draw, sizes: Sequence[Any], generator: Generator
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """The arguments for each size; and all that an explanation may name."""
-    for size in sizes:
+    """The arguments for each size, and the sizes by name; no size = one call."""
+    for size in sizes or ((),):
         if isinstance(size, Mapping):
             bound = inspect.signature(draw).bind(generator, **size)
         else:
             size = size if isinstance(size, tuple) else (size,)
             bound = inspect.signature(draw).bind(generator, *size)
         bound.apply_defaults()
-        inputs = draw(*bound.args, **bound.kwargs)
-        for name, function in (change or {}).items():
-            inputs[name] = function(inputs[name])
-        named = {
-            name: list(x) if isinstance(x, tuple) else x
-            for name, x in bound.arguments.items()
-        }
-        yield inputs, inputs | named
-
-
-def _asked(
-    answer: Answer, reference: Answer, names: Sequence[str], inputs: dict[str, Any]
-) -> tuple[Any, Any]:
-    """The results of the answer and of the reference."""
-    target = reference(*inputs.values())
-    like: Any = target if isinstance(target, Tensor) else type(target)
-    if names:
-        like = dict(zip(names, target, strict=True))
-    return ask(answer, like, **inputs), target
-
-
-def _part(of: Part | None, inputs: dict[str, Any], result: Any) -> Any:
-    return of(result, *inputs.values()) if of else result
+        yield (
+            draw(*bound.args, **bound.kwargs),
+            {
+                n: [*x] if isinstance(x, tuple) else x
+                for n, x in bound.arguments.items()
+            },
+        )
 
 
 def _compare(result: Any, target: Any, because: str, inputs: dict[str, Any]) -> None:

@@ -29,7 +29,6 @@ from fwlab.experiments.setting import (
     differences,
     full,
     protocol,
-    usual,
 )
 from fwlab.plots import INK, OTHER, SERIES, TRAINED, WRONG
 
@@ -126,7 +125,7 @@ def _order(points: list[Point]) -> Claim:
     S, names = (380, MAPS[::-1]) if full(points) else (96, MAPS[:0:-1])
     theirs = " < ".join(f"{s.published[380]:.4f}" for s in names)
     published = f"{theirs} at S = 380 (Fig. 2)"
-    return SETTING.order(points, names, S, usual(points), f"S = {S}", published)
+    return SETTING.order(points, names, S, ALL, f"S = {S}", published)
 
 
 def _differences(points: list[Point]) -> list[Claim]:
@@ -138,7 +137,7 @@ def _differences(points: list[Point]) -> list[Claim]:
     every = []
     for s in MAPS:
         own, grid = (
-            [p for p in s.of(each, ask=usual(points)) if _beyond(p)]
+            [p for p in s.of(each, ask=ALL) if _beyond(p)]
             for each in (points, SETTING.grid(points))
         )
         same = [{**p, "loss": p["loss_published"]} for p in _evaluated_twice(own)]
@@ -157,7 +156,7 @@ def _stuck(points: list[Point]) -> list[Claim]:
     every = []
     for s in PERFORMERS:
         own, grid = (
-            [p for p in s.of(each, ask=usual(points)) if p["S"] >= STUCK]
+            [p for p in s.of(each, ask=ALL) if p["S"] >= STUCK]
             for each in (points, SETTING.grid(points))
         )
         every.append(
@@ -223,7 +222,7 @@ def _law(points: list[Point]) -> list[Claim]:
     same, own = (
         [
             p
-            for p in select(each, ask=usual(points), seed=1)
+            for p in select(each, ask=ALL, seed=1)
             if p["S"] in SETTING.series_of(p).published
         ]
         for each in (grid, _evaluated_twice(beyond))
@@ -299,5 +298,4 @@ EXPERIMENT = Experiment(
     claims=claims,
     draw=draw,
     setup=SETTING.setup,
-    published_points=SETTING.published_points,
 )

@@ -60,8 +60,6 @@ class Experiment:
     - `claims`: what the points say about the claims.
     - `draw`: the figure of the points.
     - `setup`: hyper-parameters of a point that are not among its settings.
-    - `published_points`: the points of the paper's own grid, where the full
-      version is a thinner one; None = there is no such grid.
     """
 
     name: str
@@ -73,7 +71,6 @@ class Experiment:
     claims: Callable[[list[Point]], list[Claim]]
     draw: Callable[[list[Point]], Figure]
     setup: Callable[[Point], Mapping[str, Any]] = lambda point: {}
-    published_points: Callable[[], list[Point]] | None = None
 
 
 def verdict(claims: Iterable[Claim]) -> str:

@@ -28,7 +28,6 @@ from fwlab.experiments.setting import (
     differences,
     full,
     protocol,
-    usual,
 )
 from fwlab.plots import FAST, INK, SERIES, WRONG
 
@@ -146,7 +145,7 @@ def _full(points: list[Point]) -> list[Claim]:
     every = []
     for series, start in ((SUM, 20), (LINEAR, 80), (DPFP_1, 120)):
         own, grid = (
-            [p for p in series.of(each, ask=usual(points)) if p["S"] >= start]
+            [p for p in series.of(each, ask=ALL) if p["S"] >= start]
             for each in (points, SETTING.grid(points))
         )
         label = f"{series.label}, from S = {start}"
@@ -174,8 +173,6 @@ def _order(points: list[Point], published: int, S: int) -> Claim:
     ask, where, rules = ORDERS[published]
     if not full(points):
         rules = [series for series in rules if series is not FWM_TANH]
-    if usual(points) == ONE:
-        ask = ONE
     theirs = " < ".join(f"{series.published[published]:.4f}" for series in rules)
     at = "" if published == S else f" at S = {published}"
     text = f"S = {S}, {ask}"
@@ -232,5 +229,4 @@ EXPERIMENT = Experiment(
     claims=claims,
     draw=draw,
     setup=SETTING.setup,
-    published_points=SETTING.published_points,
 )

@@ -40,23 +40,12 @@ class Runs:
     - `experiment`: what to run.
     - `quick`: the quick version instead of the full one.
     - `out`: the folder for the results.
-    - `published`: the paper's own grid instead of the full version.
-    - Raises `ValueError` if there is no such grid.
     """
 
-    def __init__(
-        self, experiment: Experiment, quick: bool, out: Path, published: bool = False
-    ):
+    def __init__(self, experiment: Experiment, quick: bool, out: Path):
         self.experiment, self.quick, self.out = experiment, quick, out
-        self.published, version = published, "quick" if quick else "full"
-        if published:
-            if experiment.published_points is None:
-                raise ValueError(
-                    f"{experiment.name} has no published grid beside its full version"
-                )
-            self.points, version = experiment.published_points(), "published"
-        else:
-            self.points = experiment.points(quick)
+        self.points = experiment.points(quick)
+        version = "quick" if quick else "full"
         self.folder = out / ".points" / experiment.name / version
 
     def read(self, index: int) -> dict[str, Any] | None:
@@ -110,7 +99,7 @@ class Runs:
         with ProcessPoolExecutor(
             min(jobs, len(left)), context, initializer=_end_with, initargs=(stop,)
         ) as pool:
-            about = self.experiment.name, self.quick, self.out, self.published
+            about = self.experiment.name, self.quick, self.out
             made_by = self._provenance()
             waiting = [pool.submit(_run, *about, made_by, index) for index in left]
             try:
@@ -195,8 +184,7 @@ class Runs:
 
     def _provenance(self) -> dict[str, Any]:
         """The provenance that all points share."""
-        version = " --published" if self.published else " --quick" * self.quick
-        command = f"fwlab reproduce {self.experiment.name}{version}"
+        command = f"fwlab reproduce {self.experiment.name}" + " --quick" * self.quick
         return {**provenance(command), "threads": 1}
 
     def _path(self, index: int) -> Path:
@@ -289,13 +277,12 @@ def _run(
     name: str,
     quick: bool,
     out: Path,
-    published: bool,
     made_by: dict[str, Any],
     index: int,
 ) -> Point:
     from fwlab.experiments import EXPERIMENTS
 
-    return Runs(EXPERIMENTS[name], quick, out, published).run(index, made_by)
+    return Runs(EXPERIMENTS[name], quick, out).run(index, made_by)
 
 
 def _end_with(stop: Any) -> None:

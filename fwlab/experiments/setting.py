@@ -116,15 +116,6 @@ class Setting:
             grid.sort(key=lambda point: point["S"])
         return grids
 
-    def published_points(self) -> list[Point]:
-        """The paper's own grid, whose seed is 1."""
-        return [
-            self._point(s, S, ONE, 1, 64, PUBLISHED_BUDGET)
-            for S in self.sizes
-            for s in self.series
-            if s.published
-        ]
-
     def _point(
         self, series: Series, S: int, ask: str, seed: int, d_key: int, budget: int
     ) -> Point:
@@ -181,8 +172,6 @@ class Setting:
 
     def grid(self, points: Sequence[Point], **wanted: Any) -> list[Point]:
         """All points, with these values, of the version that some are of."""
-        if points[0]["budget"] == PUBLISHED_BUDGET:
-            return select(self.published_points(), **wanted)
         return select(self._points[not full(points)], **wanted)
 
     def edges(self, points: Sequence[Point]) -> list[Claim]:
@@ -295,11 +284,6 @@ def _pairs(sizes: Iterable[int], one: Iterable[int]) -> list[tuple[int, str]]:
 def full(points: Sequence[Point]) -> bool:
     """Whether points have the paper's width of keys."""
     return points[0]["d_key"] == 64
-
-
-def usual(points: Sequence[Point]) -> str:
-    """What most points are asked: as published in the paper's own grid."""
-    return ONE if points[0]["budget"] == PUBLISHED_BUDGET else ALL
 
 
 def by_size(points: Iterable[Point]) -> dict[int, list[float | None]]:

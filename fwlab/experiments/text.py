@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fwlab.bench.operations import equal_d_ff
 from fwlab.data import corpus
 from fwlab.experiments.experiment import Point
 from fwlab.experiments.fit import learning_curve
 from fwlab.experiments.runs import TEXTS
 from fwlab.feature_maps import DPFP, ELU1, FAVOR, FeatureMap, Identity
 from fwlab.layers import FastWeightAttention
-from fwlab.models import MIXERS, LanguageModel, Mixer
+from fwlab.models import LanguageModel, Mixer
 from fwlab.training import Config, Trainer
 
 #: Sizes of models and runs: nanoGPT's for a CPU, and that of quick versions,
@@ -116,7 +117,8 @@ def config(point: Point, mixer: Mixer, block: int = 64) -> Config:
         device="cpu",
     )
     steps = int(steps or usual.steps)
-    return replace(usual, d_ff=equal_d_ff(mixer, usual), steps=steps)
+    sizes = usual.layers, usual.heads, usual.d_model, usual.block
+    return replace(usual, d_ff=equal_d_ff(mixer, sizes), steps=steps)
 
 
 @cache
@@ -244,19 +246,3 @@ def median_loss(points: list[Point]) -> float | None:
     """The median over seeds, without a loss = infinite; None = no points."""
     losses = [inf if p["loss"] is None else p["loss"] for p in points]
     return median(losses) if losses else None
-
-
-def equal_d_ff(mixer: Mixer, config: Config) -> int:
-    """The MLP width, a multiple of 32, at which a model has as many
-    parameters as that with softmax attention, within 2 %.
-    """
-    c, usual = config, 4 * config.d_model
-
-    def size(mixer: Mixer) -> int:
-        sizes = c.layers, c.heads, c.d_model, c.block, usual
-        with torch.device("meta"):
-            return LanguageModel(64, mixer, *sizes).num_parameters()
-
-    missing = size(MIXERS["softmax"]) - size(mixer)
-    # Two matrices of an MLP in every layer.
-    return usual + 32 * round(missing / (32 * 2 * c.d_model * c.layers))

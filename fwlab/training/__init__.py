@@ -6,10 +6,10 @@ try:
     from fwlab.training.loop import Progress, Trainer
     from fwlab.training.watch import watch
 except ModuleNotFoundError as error:
-    if error.name != "safetensors":
+    if error.name not in ("accelerate", "safetensors"):
         raise
     raise ModuleNotFoundError(
-        'training needs the package safetensors: pip install "fwlab[train]"',
+        f'training needs the package {error.name}: pip install "fwlab[train]"',
         name=error.name,
     ) from None
 

@@ -28,7 +28,7 @@ FORMAT = "1"
 FILE = "checkpoint.safetensors"
 
 
-class CheckpointError(Exception):
+class CheckpointError(ValueError):
     """The file is not readable, or does not contain the expected model."""
 
 

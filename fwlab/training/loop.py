@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
@@ -26,9 +28,6 @@ from fwlab.training import checkpoint as checkpoints
 from fwlab.training.batches import Batch, all_batches, batch, run_text
 from fwlab.training.checkpoint import Checkpoint, CheckpointError
 from fwlab.training.config import FREE, Config
-
-if TYPE_CHECKING:  # importing it takes as long as importing PyTorch
-    from accelerate import Accelerator
 
 
 class Progress(NamedTuple):
@@ -72,17 +71,15 @@ class Loss(nn.Module):
         - `inputs`, `targets`: `int64 [batch, time]`; -100 = no target.
         - `state`: as in `LanguageModel.prefill`.
         - `carry`: return the state, too; None otherwise.
-        - `cu_seqlens`: the borders of packed documents. If none of their tokens has a
-          target, the loss is 0.
+        - `cu_seqlens`: the borders of packed documents.
+        - Returns both; the loss is 0 if no token has a target.
         """
         if carry:
             logits, state = self.model.prefill(inputs, state)
         else:
             logits, state = self.model(inputs, cu_seqlens=cu_seqlens), None
         scores, targets = logits.flatten(0, 1), targets.flatten()
-        if cu_seqlens is None:
-            return nn.functional.cross_entropy(scores, targets), state
-        # At the end of an epoch a row may have no target, and its mean is 0/0.
+        # At the end of an epoch a packed row may have no target: its mean is 0/0.
         total = nn.functional.cross_entropy(scores, targets, reduction="sum")
         return total / (targets != NO_TARGET).sum().clamp(min=1), state
 
@@ -137,7 +134,7 @@ class Trainer:
         if kind in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
             raise ValueError(
                 "expected a launcher that copies the model to each process, got one "
-                f"that divides it ({kind}): no checkpoint would have all weights"
+                f"that divides it ({kind}): checkpoints and samples need all weights"
             )
         parts = self.accelerator.num_processes * config.accumulate
         if config.batch % parts:
@@ -454,7 +451,7 @@ def device(name: str) -> torch.device:
     return chosen
 
 
-def new_accelerator(config: Config, **options: Any) -> "Accelerator":
+def new_accelerator(config: Config, **options: Any) -> Accelerator:
     """Make what moves, copies and joins the tensors of a run.
 
     What the configuration does not say, `accelerate config` and its launcher may.
@@ -462,15 +459,6 @@ def new_accelerator(config: Config, **options: Any) -> "Accelerator":
     - `options`: more arguments of `Accelerator`.
     - Raises `ValueError` for what this machine cannot do.
     """
-    try:
-        from accelerate import Accelerator
-        from accelerate.state import AcceleratorState
-    except ModuleNotFoundError as error:
-        if error.name != "accelerate":  # one that it needs itself
-            raise
-        raise ValueError(
-            "training needs the package accelerate: pip install 'fwlab[train]'"
-        ) from None
     cpu = device(config.device).type == "cpu"
     compilers = (os.environ.get("CXX"), "g++", "clang++", "c++")
     if config.compile and cpu and not any(c and shutil.which(c) for c in compilers):

@@ -19,6 +19,18 @@ def poison():
     torch.use_deterministic_algorithms(False)
 
 
+@pytest.fixture
+def small(monkeypatch):
+    """Four steps per segment and tile, and blocks of 4 memories."""
+    from fwlab.ops.aft.simple import kernels as scan
+    from fwlab.ops.aft.window import kernels as window
+    from fwlab.ops.feedback import kernels as feedback
+
+    sizes = ((scan, "SEGMENT", 4), (window, "TILE", 4), (window, "KEYS", 4))
+    for module, name, size in (*sizes, (feedback, "TILE", 64)):
+        monkeypatch.setattr(module, name, size)
+
+
 class Elsewhere(pytest.Item):
     """A test that cannot run in this process."""
 

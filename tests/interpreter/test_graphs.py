@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from fwlab import ops
 from fwlab.ops.aft.simple import kernels as scan
 from fwlab.ops.aft.window import kernels as window
 from fwlab.ops.delta import kernels as delta
@@ -39,19 +38,3 @@ def test_nodes(name):
     """What PyTorch itself checks of an operator."""
     recurrence, arguments = NODES[name]
     torch.library.opcheck(recurrence.node, (*arguments, True))
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_same_bits(dynamic):
-    def both(q, k, v, b):
-        y = ops.sum_rule(q, k, v, implementation="triton")
-        return y + ops.delta_rule(q, k, v, b, implementation="triton")
-
-    torch._dynamo.reset()
-    compiled = torch.compile(both, backend="aot_eager", fullgraph=True, dynamic=dynamic)
-    wanted, found = both(q, k, v, b), compiled(q, k, v, b)
-    assert torch.equal(wanted, found)
-    gradients = (
-        torch.autograd.grad(y.square().sum(), (q, k, v, b)) for y in (wanted, found)
-    )
-    assert all(map(torch.equal, *gradients))

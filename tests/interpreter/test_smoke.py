@@ -4,11 +4,8 @@ import json
 from pathlib import Path
 
 import fuzz
-import pytest
 
 from fwlab.ops import _triton
-from fwlab.ops.aft.simple import kernels as scan
-from fwlab.ops.aft.window import kernels as window
 
 TABLE = Path(__file__).resolve().parents[2] / "docs/results/kernels.json"
 SIZES = "implementation=triton dtype=float32 state=1 batch=2 heads=2 key=4 value=3"
@@ -25,13 +22,6 @@ CASES = [
     ("op=aft_conv window=4 time=5", 1),
     ("op=feedback window=3 layers=2 time=3", 1),
 ]
-
-
-@pytest.fixture
-def small(monkeypatch):
-    monkeypatch.setattr(scan, "SEGMENT", 4)
-    for name in ("TILE", "KEYS"):
-        monkeypatch.setattr(window, name, 4)
 
 
 def test_every_kernel(small, monkeypatch):

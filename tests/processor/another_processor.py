@@ -12,8 +12,8 @@ A right test cannot fail by it. The order depends on the number of terms alone,
 so equal calls give equal bits; sums that are exact stay exact; a cumulative
 sum looks at nothing that comes later, and half precision is rounded once.
 
-It does not reach PyTorch's fused attention and losses, `var`, `logcumsumexp`,
-convolutions, sums in loops that Inductor generates, nor NumPy.
+It does not reach `dot`, sums inside softmax, norms, `var`, `logcumsumexp`, losses,
+convolutions and fused attention, in loops that Inductor generates, nor NumPy.
 """
 
 import functools
@@ -44,15 +44,6 @@ def replace():
         at = min(terms, max(1, terms // 4 + int(SEED) % max(1, terms // 2)))
         earlier, later = x.split_with_sizes((at, terms - at), dim)
         return later, earlier
-
-    def turned(x, dim):
-        return torch.cat(parts(x, dim), dim)
-
-    def back(x, dim):
-        """What has been turned, as it was."""
-        later = parts(x, dim)[0].shape[dim]
-        ends = x.narrow(dim, later, x.shape[dim] - later), x.narrow(dim, 0, later)
-        return torch.cat(ends, dim)
 
     def original(name, *args, **kwargs):
         return theirs[name](*args, **kwargs)
@@ -137,17 +128,6 @@ def replace():
     product("bmm", "baddbmm", -2)
     product(None, "addmv", -1)  # mv calls it
 
-    def dot(name):
-        @kernel(name)
-        def multiply(a, b):
-            if not taken(a, b, -1):
-                return original(name, a, b)
-            first, second = cut(a, b, -1)
-            return (original(name, *first) + original(name, *second)).to(a.dtype)
-
-    dot("dot")
-    dot("vdot")
-
     # sum without dimensions, mean, and logsumexp call it.
     @kernel_and_variants("sum.dim_IntList", ["sum.IntList_out"])
     def total(x, dims, keepdim=False, *, dtype=None):
@@ -196,39 +176,6 @@ def replace():
         rest = B[..., second, :] - A[..., second, first] @ x
         y = original(solve, A[..., second, second], rest, **kind)
         return torch.cat([y, x] if upper else [x, y], -2)
-
-    # What adds inside: turned alone.
-    def within(name, moved, dim_at):
-        """One along dimension `args[dim_at]` of the first `moved` arguments."""
-
-        def around(*args):
-            x, dim = args[0], args[dim_at]
-            if not x.ndim or x.shape[dim] < 3:
-                return original(name, *args)
-            there = [turned(arg, dim) for arg in args[:moved]]
-            return back(original(name, *there, *args[moved:]), dim)
-
-        return around
-
-    for name in ("_softmax", "_log_softmax"):
-        kernel_and_variants(name, [f"{name}.out"])(within(name, 1, 1))
-        backward = f"{name}_backward_data"
-        kernel(backward)(within(backward, 2, 2))
-
-    @kernel_and_variants("linalg_vector_norm", ["linalg_vector_norm.out"])
-    def length(x, ord=2, dims=None, keepdim=False, *, dtype=None):
-        for dim in range(x.ndim) if dims is None else dims:
-            if x.ndim and x.shape[dim] > 2:
-                x = turned(x, dim)
-        return original("linalg_vector_norm", x, ord, dims, keepdim, dtype=dtype)
-
-    @kernel("native_layer_norm")
-    def norm(x, shape, weight, bias, eps):
-        there = (x if x is None else turned(x, -1) for x in (weight, bias))
-        x, mean, scale = original(
-            "native_layer_norm", turned(x, -1), shape, *there, eps
-        )
-        return back(x, -1), mean, scale
 
     return library
 

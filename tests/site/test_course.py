@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import io
 import json
+import linecache
 import os
 import posixpath
 import re
@@ -18,7 +19,7 @@ from bs4 import BeautifulSoup
 from built import ROOT, asks
 
 from fwlab.exercises import DERIVATIONS, EXERCISES, QUESTIONS, assert_correct, score
-from fwlab.exercises.pairs import MEMORIES
+from fwlab.exercises.course.pairs import MEMORIES
 
 with open(ROOT / "docs" / "course.toml", "rb") as file:
     TABLE = tomllib.load(file)
@@ -75,9 +76,7 @@ def test_entry_is_what_the_notebook_says(name):
     before = NOTEBOOKS[: NOTEBOOKS.index(name)]
     assert set(entry["after"]) <= set(before)
     assert bool(entry["after"]) == (name != NOTEBOOKS[0])
-    numbered = [stem for stem in NOTEBOOKS if stem[0].isdigit()]
-    order = [*numbered, "exercises.md"] if name in numbered else [name, "exercises.md"]
-    following = order[order.index(name) + 1]
+    following = [*NOTEBOOKS[1:], "exercises.md"][NOTEBOOKS.index(name)]
     assert entry["next"] == following
 
 
@@ -93,8 +92,7 @@ def test_time_is_by_a_readers_pace(name, monkeypatch):
     """As the notebook, the map and the course page tell it."""
     monkeypatch.syspath_prepend(ROOT / "docs" / "hooks")
     took = importlib.import_module("course").minutes(name)
-    if name != "puzzles":  # its tasks are not exercises
-        assert COURSE[name]["read"] == took
+    assert COURSE[name]["read"] == took
     told = re.findall(r"Time: (\d+) minutes", "\n".join(cells(name, "markdown")))
     assert told in ([], [str(COURSE[name]["read"])])
 
@@ -195,16 +193,14 @@ def test_map_of_the_course(site):
     # A notebook has one number: here, in its list and in the navigation.
     whole = (site / "course.html").read_text("utf-8")
     for name in NOTEBOOKS:
-        if name[0].isdigit():
-            links = re.findall(rf'<a href="notebooks/{name}.html".*?</a>', whole, re.S)
-            numbers = {
-                m[1] for link in links if (m := re.match(r"\s*0*(\d+\.) ", text(link)))
-            }
-            assert numbers == {f"{int(name[:2])}."}
+        links = re.findall(rf'<a href="notebooks/{name}.html".*?</a>', whole, re.S)
+        numbers = {
+            m[1] for link in links if (m := re.match(r"\s*0*(\d+\.) ", text(link)))
+        }
+        assert numbers == {f"{int(name[:2])}."}
     for name in NOTEBOOKS[1:]:
         before = " and ".join(str(int(stem[:2])) for stem in COURSE[name]["after"])
-        number = int(name[:2]) if name[0].isdigit() else COURSE[name]["short"]
-        assert f"{number} builds on {before}" in words
+        assert f"{int(name[:2])} builds on {before}" in words
 
 
 def test_map_can_be_read(look):
@@ -269,9 +265,10 @@ def test_exercises_page_folds_its_answers(site):
         assert " ".join(code.split()[-6:]) not in shown, name
 
 
-def test_examples_print_what_the_page_says(monkeypatch):
-    monkeypatch.setattr("fwlab.exercises.EXERCISES", dict(EXERCISES))
-    monkeypatch.setattr("fwlab.exercises.QUESTIONS", dict(QUESTIONS))
+def test_examples_print_what_the_page_says(request):
+    # What the page adds is gone afterwards.
+    request.addfinalizer(lambda: EXERCISES.pop("read", None))
+    request.addfinalizer(lambda: QUESTIONS.pop("twice", None))
     session: dict = {}
     compared = 0
     for code, said in EXAMPLES:
@@ -279,7 +276,8 @@ def test_examples_print_what_the_page_says(monkeypatch):
             continue
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
-            exec(compile(code, "docs/exercises.md", "exec"), session)
+            linecache.cache["page"] = (0, None, code.splitlines(True), "page")  # a cell
+            exec(compile(code, "page", "exec"), session)
         assert out.getvalue()
         if said:
             assert out.getvalue().rstrip() == said.rstrip()

@@ -67,7 +67,11 @@ def test_pages_judge_as_the_notebooks_do(look, site):
     tab.add_script_tag(url="/scripts/quiz.js")
     questions = [QUESTIONS[name] for path in NOTEBOOKS for name in asked(path)]
     answers = [(q, value) for q in questions for value in (q.truth, *q.tempting)]
-    typed = [(q.name, v if q.choices else f"{v:g}") for q, v in answers]
+    # A percentage may be written with its sign.
+    typed = [
+        (q.name, v if q.choices else f"{v:g}{' %' * q.percent}") for q, v in answers
+    ]
+    assert any(str(answer).endswith("%") for _, answer in typed)
     judged = tab.evaluate(asks.JUDGED, typed)
     for (question, value), said in zip(answers, judged, strict=True):
         printed = in_a_notebook(question.name, value)
@@ -85,6 +89,8 @@ def test_numbers_as_people_write_them(look):
         "0,88": "✓",
         "": "",
         "87.5 %": "✓",
+        "7/8": "✓",
+        "7/": "Write a number",
         "much": "Write a number",
         "1,000": "Write a number",
         "7": "✗ Not yet. You are off by 6.13.",

@@ -8,7 +8,7 @@ import pytest
 from built import ROOT, asks, search
 
 from fwlab.exercises import EXERCISES, QUESTIONS
-from fwlab.exercises.helping import source
+from fwlab.exercises.notation import printed
 
 #: What readers type, and the page that comes first: as terms of the site, in other
 #: words, in symbols, as a question, misspelled, and unfinished.
@@ -104,7 +104,7 @@ def test_it_has_the_whole_text(site, sections):
     assert said["code"].count("def delta_step(W: Tensor, k: Tensor,") == 1
     # What a reader should not be told before.
     assert question.because not in said["text"]
-    assert source(EXERCISES["few_features"]).splitlines()[-1] not in said["code"]
+    assert printed(EXERCISES["few_features"]).splitlines()[-1] not in said["code"]
 
 
 def test_it_arrives_while_a_reader_types(site):

@@ -1,0 +1,430 @@
+"""Ask an answer: call it, compare what it returns, and say what is wrong with it."""
+
+import inspect
+import linecache
+import math
+import random
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from copy import deepcopy
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+Answer = Callable[..., Any]
+#: Why a gradient may be wrong although the result is right.
+CUT = "Is there a detach() or a no_grad() on its way to the result?"
+
+
+class Wrong(Exception):
+    """Why an answer is not right yet, in a sentence for the learner."""
+
+
+@dataclass
+class Call:
+    """What an answer was given, and what came out.
+
+    - `arguments`: by name, in order.
+    - `result`: its tensors, or its number as one; None = it raised an
+      error, or returned something else.
+    """
+
+    arguments: dict[str, Any]
+    result: tuple[Tensor, ...] | None
+
+
+#: All calls of an answer while it is checked.
+calls: ContextVar[list[Call] | None] = ContextVar("calls", default=None)
+
+
+def ask(
+    answer: Answer,
+    like: Tensor | Mapping[str, Tensor] | type[int] | type[float],
+    **arguments: Any,
+) -> Any:
+    """Call an answer, and turn any failure into `Wrong`.
+
+    - `answer`: a function, or a module.
+    - `like`: a tensor of the expected shape and dtype; or several, by name:
+      then the answer has to return as many, in this order; or int or float.
+    - `arguments`: the arguments in order. The answer gets copies of modules,
+      and of tensors, through which gradients flow.
+    - Returns the tensor, a tuple of tensors, or the number.
+    - Raises `Wrong`, which says what is wrong.
+    """
+    copies = copied(arguments)
+    call = Call({n: a.detach() if _is(a) else a for n, a in arguments.items()}, None)
+    if (recorded := calls.get()) is not None:
+        recorded.append(call)
+    case = "With " + ", ".join(_described(n, a) for n, a in arguments.items())
+    try:
+        with torch.enable_grad():  # whatever mode an answer leaves behind
+            result = answer(*copies.values())
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise Wrong(f"{case}: {raised(answer, error)}") from None
+    call.result = tensors(result)
+    if isinstance(like, type):
+        return _number(result, like, case)
+    one = isinstance(like, Tensor)
+    floats = any(_is(a) and a.is_floating_point() for a in arguments.values())
+    wanted = {"your result": like} if isinstance(like, Tensor) else dict(like)
+    parts = _parts(result, wanted, one)
+    for (name, target), part in zip(wanted.items(), parts, strict=True):
+        _check(name, part, target, case, one, floats)
+    for name, copy in copies.items():
+        if _is(copy) and not torch.equal(arguments[name], copy):
+            raise Wrong(
+                f"Your function changed its argument {name} in place; "
+                "make a new tensor instead."
+            )
+    return parts[0] if one else parts
+
+
+def normal(generator: Generator, *shape: int) -> Tensor:
+    """Standard normal numbers in float64, for arguments."""
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def orthonormal(generator: Generator, width: int) -> Tensor:
+    """A random square matrix whose rows are orthogonal and of length 1."""
+    return torch.linalg.qr(normal(generator, width, width)).Q
+
+
+def copied(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Copies of what an answer could change, and everything else as it is."""
+    copies = dict(arguments)
+    for name, thing in arguments.items():
+        if _is(thing):
+            copies[name] = thing.clone()
+        elif isinstance(thing, nn.Module | dict | list):
+            copies[name] = deepcopy(thing)
+    return copies
+
+
+def tensors(result: Any) -> tuple[Tensor, ...] | None:
+    """What an answer returned, as tensors; None = it is nothing of the kind."""
+    if isinstance(result, Real):  # also those of NumPy
+        result = torch.tensor(float(result), dtype=torch.float64)
+    parts = tuple(result) if isinstance(result, tuple | list) else (result,)
+    return tuple(part.detach() for part in parts) if all(map(_is, parts)) else None
+
+
+def compare(found: Tensor, expected: Tensor, because: str = "") -> None:
+    """Raise `Wrong`, with numbers, unless two tensors agree to rounding.
+
+    - `found`: of the answer, any shape; float32 is compared with fewer digits.
+    - `expected`: the same shape.
+    - `because`: a sentence on the likely cause.
+    """
+    tolerance = 1e-5 if found.dtype == torch.float32 else 1e-8
+    found, expected = found.double(), expected.double()
+    if not torch.isfinite(found).all():
+        bad = int((~torch.isfinite(found)).sum())
+        raise Wrong(
+            f"{bad} of {found.numel()} numbers are NaN or infinite. {because}".strip()
+        )
+    difference = (found - expected).abs()
+    outside = difference > tolerance * (1 + expected.abs())
+    if not outside.any():
+        return
+    worst = int(difference.argmax())
+    target, number = (x.flatten()[worst].item() for x in (expected, found))
+    short, long = next(
+        pair
+        for digits in range(4, 18)
+        if len(set(pair := (f"{target:.{digits}g}", f"{number:.{digits}g}"))) == 2
+    )
+    rounded = found.detach().float().double()
+    if torch.equal(rounded, found) and (difference < 1e-5 * (1 + expected.abs())).all():
+        because = (
+            "All your numbers have the few digits of float32. Is there a .float(), "
+            "or a tensor made without dtype=?"
+        )
+    raise Wrong(
+        f"{int(outside.sum())} of {found.numel()} numbers differ; for the worst, "
+        f"expected {short}, got {long} (off by {difference.flatten()[worst]:.2g}). "
+        f"{because}".strip()
+    )
+
+
+def compare_gradients(
+    answer: Answer,
+    reference: Answer,
+    generator: Generator,
+    because: str,
+    of: Callable[[Any], Any] = lambda result: result,
+    /,
+    **arguments: Any,
+) -> None:
+    """Raise `Wrong` unless every tensor among the arguments gets the right gradient.
+
+    - `answer`: a function, or a module.
+    - `reference`: returns a tensor, or a tuple of tensors.
+    - `generator`: draws the gradient of the result.
+    - `because`: a sentence on the likely cause.
+    - `of`: what to differentiate, as a function of the result.
+    - `arguments`: by name and in order; tensors are float64, or indices, which
+      have no gradient.
+    """
+    inputs = {
+        n: x.clone().requires_grad_()
+        for n, x in arguments.items()
+        if _is(x) and x.is_floating_point()
+    }
+    called = {**arguments, **inputs}
+    right = reference(*called.values())
+    like = right if _is(right) else {f"result {i}": x for i, x in enumerate(right)}
+    expected = of(right)
+    one = _is(expected)
+    weights = [
+        torch.randn(x.shape, generator=generator, dtype=x.dtype)
+        for x in ([expected] if one else expected)
+    ]
+
+    def gradients(result: Any) -> tuple[Tensor, ...]:
+        pairs = zip([result] if one else result, weights, strict=True)
+        terms = [(x * w).sum() for x, w in pairs if x.requires_grad]
+        if not terms:
+            raise Wrong(
+                "The result has no gradient. Is there a detach() or a no_grad()?"
+            )
+        total = torch.stack(terms).sum()
+        leaves = list(inputs.values())
+        try:
+            return torch.autograd.grad(total, leaves, materialize_grads=True)
+        except RuntimeError as error:
+            if "inplace" not in str(error):
+                raise
+            raise Wrong(
+                "The backward pass needs a tensor that your function has changed in "
+                "place. Make a new one: write W = W + ..., not W += ..."
+            ) from None
+
+    truths = gradients(expected)
+    results = gradients(of(ask(answer, like, **called)))
+    for name, gradient, truth in zip(inputs, results, truths, strict=True):
+        compare(gradient, truth, f"This is the gradient of {name}. {because}")
+
+
+def smallest(
+    draw: Callable[[int], Mapping[str, Any]],
+    differ: Callable[[dict[str, Any]], bool],
+    tries: int = 40,
+) -> dict[str, Any] | None:
+    """Search small arguments on which an answer is wrong, to calculate with by head.
+
+    - `draw`: draws arguments with a seed. Tensors of floats are cut to one entry along
+      each dimension, then to two along dimensions of one size, then along all; and they
+      get easy numbers of the same kind.
+    - `differ`: whether the answer is wrong on some arguments.
+    - Returns the arguments with the fewest numbers other than 0; None = none found.
+    """
+    chance = random.Random(0)
+    end = time.monotonic() + 1  # a slow answer has fewer tries
+    drawn = [draw(seed) for seed in range(8)]
+    easy = {name: _easy([each[name] for each in drawn]) for name in drawn[0]}
+    sizes = dict.fromkeys(d for n in easy if easy[n] for d in drawn[0][n].shape)
+    one = dict.fromkeys(sizes, 1)
+    for cut in (one, *(one | {size: 2} for size in sizes), dict.fromkeys(sizes, 2)):
+        found: dict[str, Any] | None = None
+        least = math.inf
+        for number in range(tries):
+            given = dict(drawn[number % len(drawn)])
+            for name, numbers in easy.items():
+                if numbers:
+                    given[name] = _small(given[name], cut, numbers, chance)
+            effort = sum(map(_effort, given.values()))
+            if effort < least and time.monotonic() < end and differ(given):
+                found, least = given, effort
+        if found:
+            return found
+    return None
+
+
+def _easy(drawn: list[Any]) -> list[float]:
+    """Numbers that are easy to calculate with, and of the kind of those that are drawn."""
+    if not _is(drawn[0]) or not drawn[0].is_floating_point():
+        return []
+    every = torch.cat([x.flatten() for x in drawn])
+    every = every[every.isfinite()]
+    if not len(every):
+        return []
+    if (every == every.round()).all():  # bits, counts, one-hot keys
+        return sorted(set(every.tolist()), key=abs)[:3]
+    low, high = (x.item() for x in every.aminmax())
+    numbers = [0.5, 1.0] if low >= 0 and high <= 1 else [0.5, 1.0, 2.0]
+    if high <= 0:
+        numbers = [-number for number in numbers]
+    zero = low < 0 < high or bool((every == 0).any())
+    return numbers + [0.0, 0.0] * zero
+
+
+def _small(
+    x: Tensor, cut: dict[int, int], numbers: list[float], chance: random.Random
+) -> Tensor:
+    """A tensor of these numbers, whose dimensions are cut."""
+    x = x[tuple(slice(cut.get(size, size)) for size in x.shape)]
+    some = [chance.choice(numbers) for _ in range(x.numel())]
+    return torch.tensor(some, dtype=x.dtype).reshape(x.shape)
+
+
+def _effort(x: Any) -> float:
+    """How hard it is to calculate with this argument by head."""
+    if isinstance(x, int):
+        return float(x)
+    if not _is(x):
+        return 0.0
+    return float((x != 0).sum()) + 0.1 * float(x.double().abs().sum())
+
+
+def shown(x: Any) -> str:
+    """Numbers as one writes them: a tensor of one number as the number."""
+    if not _is(x):
+        return repr(x)
+    x = x.detach().squeeze()
+    if x.dim():
+        return f"[{', '.join(map(shown, x))}]"
+    return f"{x.item() + 0.0:.4g}"
+
+
+def where(answer: Answer, frames: "list[tuple[str, int, dict[str, Any]]]") -> str:
+    """The learner's own line: `line 3, "return W"`, or nothing.
+
+    - `frames`: file, line and globals of each frame, the innermost last.
+    """
+    own = _globals(answer)
+    for file, line, names in reversed(frames):
+        if names is own:
+            text = linecache.getline(file, line).strip()
+            return f"line {line}, `{text}`" if text else f"line {line}"
+    return ""
+
+
+def raised(answer: Answer, error: BaseException) -> str:
+    """What an answer raised, and where."""
+    frames = [
+        (frame.f_code.co_filename, line, frame.f_globals)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
+    place = where(answer, frames)
+    return f"{place or 'your function'} raised {described(error)}"
+
+
+def described(error: BaseException) -> str:
+    """The type of an error, and the first line of its message, which the
+    learner's own class may make long, or fail to make.
+    """
+    try:
+        reason = str(error).strip().splitlines() or ["no message"]
+        return f"{type(error).__name__}: {short(reason[0])}"
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return "an error whose message cannot be read"
+
+
+def short(text: str) -> str:
+    """The beginning of a text that may be very long."""
+    return text if len(text) <= 300 else f"{text[:300]}..."
+
+
+def _globals(answer: Answer) -> Any:
+    """The globals of the file or notebook that an answer was written in."""
+    while isinstance(answer, partial):
+        answer = answer.func
+    if isinstance(answer, nn.Module):
+        answer = type(answer).forward
+    return getattr(inspect.unwrap(answer), "__globals__", None)
+
+
+def _is(thing: Any) -> bool:
+    return isinstance(thing, Tensor)
+
+
+def _described(name: str, thing: Any) -> str:
+    """An argument in a few words: a function or a module only by its name."""
+    if _is(thing):
+        return f"{name} {list(thing.shape)}"
+    return name if callable(thing) else f"{name} = {thing!r}"
+
+
+def _parts(result: Any, wanted: dict[str, Tensor], one: bool) -> tuple[Any, ...]:
+    if result is None:
+        raise Wrong("Your function returned None. Does it end in a `return`?")
+    if one:
+        (target,) = wanted.values()
+        if not (target.dim() or target.requires_grad or _is(result)):
+            number = _plain(result)  # as good as a tensor without dimensions
+            if number is not None:
+                result = torch.tensor(number, dtype=target.dtype)
+        return (result,)
+    names = f"({', '.join(wanted)})"
+    if not isinstance(result, tuple | list):
+        kind = type(result).__name__
+        raise Wrong(f"Your function should return {names}; it returned a {kind}.")
+    if len(result) != len(wanted):
+        raise Wrong(
+            f"Your function should return {names}; it returned {len(result)} things."
+        )
+    return tuple(result)
+
+
+def _number(result: Any, kind: type[int] | type[float], case: str) -> int | float:
+    if result is None:
+        raise Wrong("Your function returned None. Does it end in a `return`?")
+    number = _plain(result)
+    if isinstance(number, int if kind is int else int | float):
+        return kind(number)
+    what = "a number" if kind is float else "an integer"
+    got = f"a tensor {list(result.shape)}" if _is(result) else short(repr(result))
+    hint = " Try float(...) at its end." if isinstance(result, Fraction) else ""
+    raise Wrong(f"{case}: expected {what}, got {got}.{hint}")
+
+
+def _plain(result: Any) -> Any:
+    """A number of PyTorch or NumPy, without dimensions, as one of Python; else None."""
+    if getattr(result, "ndim", None) == 0:
+        result = result.item()
+    is_number = isinstance(result, int | float) and not isinstance(result, bool)
+    return result if is_number else None
+
+
+def _check(
+    name: str, part: Any, target: Tensor, case: str, one: bool, floats: bool
+) -> None:
+    """Raise `Wrong` unless a part of the result has the kind, shape and dtype of
+    the target. Without `floats` among the arguments, any of them will do.
+    """
+    if not isinstance(part, Tensor):
+        kind = type(part).__name__
+        raise Wrong(
+            f"Your function should return a tensor; it returned a {kind}."
+            if one
+            else f"Expected {name} to be a tensor, got a {kind}."
+        )
+    if part.shape != target.shape:
+        what = "a result" if one else name
+        raise Wrong(
+            f"{case}: expected {what} of shape {list(target.shape)}, "
+            f"got {list(part.shape)}."
+        )
+    free = target.is_floating_point() and not floats
+    if part.dtype != target.dtype and not free:
+        like = " like the arguments" if floats and target.is_floating_point() else ""
+        raise Wrong(
+            f"Expected {name} to be {_short(target)}{like}, got {_short(part)}. A "
+            "tensor that you make yourself needs dtype=, and needs no .float()."
+        )
+
+
+def _short(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")

@@ -1,0 +1,614 @@
+"""Check an answer: its properties in order, up to the first that fails."""
+
+import ast
+import ctypes
+import inspect
+import io
+import math
+import queue
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from matplotlib.figure import Figure
+from torch import Generator, Tensor
+
+from fwlab import plots
+from fwlab.exercises import progress
+from fwlab.exercises.answers import (
+    Answer,
+    Call,
+    Wrong,
+    calls,
+    copied,
+    described,
+    raised,
+    shown,
+    smallest,
+    tensors,
+    where,
+)
+from fwlab.exercises.notation import EXERCISES, Exercise, Property, printed
+from fwlab.exercises.questions import DERIVATIONS, QUESTIONS, Question, say
+
+#: How long an answer may take to check one property.
+SECONDS = 10.0
+#: Called with the name of each exercise that is checked, and why the answer is
+#: wrong ("" = it is right).
+listener: Callable[[str, str], object] | None = None
+
+
+def check(answer: Any, name: str | None = None) -> bool:
+    """Check an answer, and print what is right and the first mistake.
+
+    - `answer`: the function itself.
+    - `name`: the exercise; None = the name of the function.
+    - Returns True or False. A wrong answer never raises an error, even if
+      it does so itself.
+    """
+    exercise, complaint = _find(answer if name is None else name, callable(answer))
+    if exercise is None:
+        print(complaint)
+        return False
+    right = True
+    for verdict in _heard(exercise, answer):
+        print(f"{'✗' if verdict.wrong else '✓'} {verdict.sentence}")
+        for line in verdict.lines:
+            print(f"  {line}")
+            right = False
+    if right:
+        progress.note(exercise.name, True)
+    print(
+        f"{exercise.name}: "
+        + ("all right." if right else f'not yet. Try hint("{exercise.name}").')
+    )
+    return right
+
+
+def assert_correct(answer: Any, name: str | None = None) -> None:
+    """Check an answer in pytest: print nothing, but raise if it is wrong.
+
+    - `answer`, `name`: as for `check`.
+    - Raises `AssertionError`, which says what is wrong.
+    """
+    exercise, complaint = _find(answer if name is None else name, callable(answer))
+    if exercise is None:
+        raise AssertionError(complaint)
+    for verdict in list(_heard(exercise, answer)):
+        if verdict.wrong:
+            raise AssertionError(f"{exercise.name} is wrong: {verdict.why}")
+
+
+def show(answer: Any, name: str | None = None) -> Figure | None:
+    """Draw the result of an answer, the target, and their difference.
+
+    - `answer`, `name`: as for `check`.
+    - Returns the figure, which a notebook displays. If there is nothing to
+      draw, prints why and returns None.
+    """
+    exercise, complaint = _find(answer if name is None else name, callable(answer))
+    if exercise is None or exercise.example is None:
+        print(complaint or f"{name or answer.__name__} has no example to draw.")
+        return None
+    draw = exercise.example
+    arguments = draw(Generator().manual_seed(0))
+    targets = _compared(exercise, _outcome(exercise.reference, arguments), arguments)
+    assert targets is not None
+
+    drawn: list[Any] = []
+
+    def holds(answer: Answer, reference: Answer, generator: Generator) -> None:
+        result = _explained(answer, arguments)
+        drawn.append(_compared(exercise, result, arguments))
+
+    draws = Property("returns something", "", "", exercise.reference, draw, ())
+    draws.holds = holds
+    (verdict,) = _verdicts(replace(exercise, properties=(draws,)), answer)
+    if verdict.wrong or drawn[0] is None:
+        print(verdict.wrong or "Your function returned nothing that can be drawn.")
+        return None
+    figure = Figure(figsize=(6.4, 2.2 * len(targets)), layout="constrained")
+    rows = figure.subplots(len(targets), 3, squeeze=False)
+    for row, yours, target in zip(rows, drawn[0], targets, strict=False):
+        if yours.is_complex():
+            print("Your result has complex numbers.")
+            return None
+        if yours.shape != target.shape:
+            print(f"Yours is {list(yours.shape)}, the target {list(target.shape)}.")
+            return None
+        yours, target = yours.double(), target.double()
+        limit = max(target.abs().max().item(), 1e-3)
+        difference = yours - target
+        parts = {"yours": yours, "target": target, "difference": difference}
+        for ax, (title, values) in zip(row, parts.items(), strict=True):
+            plots.matrix(ax, _as_matrix(values), title, limit)
+    return figure
+
+
+def hint(name: Any, number: int = 1) -> None:
+    """Print a hint.
+
+    - `name`: the exercise, derivation or question, or the function that answers it.
+    - `number`: hint 1 is a nudge; later ones reveal more.
+    """
+    asked = _asked(name)
+    if asked is None:
+        return
+    count = len(asked.hints)
+    if type(number) is not int or number not in range(1, count + 1):
+        print(
+            f"{asked.name} has {count} hints, 1 to {count}; after that, "
+            f'use solution("{asked.name}").'
+            if count
+            else f"{asked.name} has no hints."
+        )
+        return
+    print(f"Hint {number} of {count}: {asked.hints[number - 1]}")
+    if number < count:
+        print(f'More: hint("{asked.name}", {number + 1})')
+
+
+def solution(name: Any) -> None:
+    """Print how one may write an exercise, fill a derivation, or answer a question.
+
+    - `name`: the exercise, derivation or question, or a function that answers it.
+    """
+    asked = _asked(name)
+    if isinstance(asked, Exercise):
+        print(printed(asked))
+    elif asked is not None and asked.blanks:
+        for letter, blank in asked.blanks.items():
+            print(f"{letter} = {blank.truth}")
+        say(asked.because)
+    elif asked is not None:
+        say(f"The answer: {asked.answer}. {asked.because}")
+
+
+def yours_or(answer: Any, name: str | None = None) -> Callable[..., Any]:
+    """Your function if it is right, else fwlab's; prints which of them.
+
+    - `answer`, `name`: as for `check`. A wrong answer never raises an error.
+    - Returns a function to use from here on.
+    """
+    for each in EXERCISES.values():
+        if answer is each.reference:  # the cell ran before
+            name = each.name
+    exercise, complaint = _find(answer if name is None else name)
+    if exercise is None:
+        print(complaint)
+        return answer
+    if _ours(exercise, answer):
+        print(f"{exercise.name}: fwlab's.")
+        return answer
+    with redirect_stdout(io.StringIO()), torch.random.fork_rng(devices=[]):
+        verdicts = [*_verdicts(exercise, answer)]
+    right = not any(verdict.wrong for verdict in verdicts)
+    print(
+        f"{exercise.name}: yours, from here on."
+        if right
+        else f"{exercise.name}: fwlab's, until yours passes check."
+    )
+    return answer if right else exercise.reference
+
+
+def golf(answer: Any, name: str) -> bool:
+    """Check an answer, and count its lines.
+
+    - `answer`, `name`: as for `check`.
+    - Returns whether it is right, in whatever number of lines.
+    """
+    right = check(answer, name)
+    exercise, _ = _find(name, callable(answer))
+    if exercise is not None and right:
+        try:
+            yours = lines_of(answer)
+        except (OSError, TypeError, SyntaxError):
+            print("Its lines cannot be counted: its source is not in a cell or a file.")
+        else:
+            print(f"Your lines: {yours}. Par: {lines_of(exercise.reference)}.")
+    return right
+
+
+def lines_of(function: Any) -> int:
+    """The lines of code of a function: each statement is one, however it is broken.
+
+    Comments, blank lines and the docstring do not count.
+    """
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node):
+            node.body = node.body[1:] or [ast.Pass()]
+        if isinstance(node, ast.FunctionDef):
+            node.decorator_list = []
+    return sum(bool(line.strip()) for line in ast.unparse(tree).splitlines())
+
+
+class _Verdict(NamedTuple):
+    """The sentence of a property, and what is wrong ("" = nothing); then what is wrong
+    with a well-known mistake if it is one, or else the smallest numbers that show it.
+    """
+
+    sentence: str
+    wrong: str
+    misconception: str = ""
+    case: str = ""
+
+    @property
+    def lines(self) -> list[str]:
+        """What `check` prints below the sentence."""
+        return [x for x in (self.misconception, self.wrong, self.case) if x]
+
+    @property
+    def why(self) -> str:
+        """The whole explanation, if something is wrong."""
+        return " ".join(filter(None, (f"{self.sentence}?", *self.lines)))
+
+
+def _heard(exercise: Exercise, answer: Answer) -> Iterator[_Verdict]:
+    """Yield the verdicts, and tell the listener their outcome."""
+    exercise.compile()  # or its author would never see what is faulty
+    why = "its check was stopped"  # unless we get further
+    try:
+        for verdict in _verdicts(exercise, answer):
+            if verdict.wrong:
+                why = verdict.why
+            yield verdict
+            if verdict.wrong:
+                return
+        why = "this is fwlab's own function" if _ours(exercise, answer) else ""
+    finally:
+        if listener is not None:
+            listener(exercise.name, why)
+
+
+def _ours(exercise: Exercise, answer: Answer) -> bool:
+    """Whether an answer is a function of the package."""
+    module = getattr(answer, "__module__", None) or ""
+    return answer is exercise.reference or module.partition(".")[0] == "fwlab"
+
+
+def _verdicts(exercise: Exercise, answer: Answer) -> Iterator[_Verdict]:
+    """The verdict on each property, in order, up to the first that fails.
+
+    The answer runs in a thread of its own: there it cannot hang the caller,
+    whose modes (no_grad, autocast, default device) do not matter either.
+    """
+    verdicts: queue.Queue[_Verdict] = queue.Queue()
+
+    def work() -> None:
+        calls.set([])
+        for number, each in enumerate(exercise.properties):
+            generator = Generator().manual_seed(number)
+            try:
+                verdict = _verdict(exercise, each, answer, generator)
+            except BaseException as error:  # it was stopped, or the check is faulty
+                verdict = _Verdict(
+                    each.says, f"The check ended with {described(error)}"
+                )
+            verdicts.put(verdict)
+            if verdict.wrong:
+                return
+
+    thread, stdout = threading.Thread(target=work, daemon=True), sys.stdout
+    thread.start()
+    for each in exercise.properties:
+        try:
+            verdict = verdicts.get(timeout=None if _debugged() else SECONDS)
+        except queue.Empty:
+            place = _stop(thread, answer)
+            sys.stdout = stdout
+            yield _Verdict(
+                each.says,
+                f"This took more than {SECONDS:g} seconds, and was stopped"
+                f"{f' at {place}' if place else ''}. Is there a loop that never ends?",
+            )
+            return
+        except BaseException:
+            _stop(thread, answer)
+            raise
+        if verdict.wrong or each is exercise.properties[-1]:
+            thread.join(1)  # a thread that lives when a script ends would abort it
+        yield verdict
+        if verdict.wrong:
+            return
+
+
+def _verdict(
+    exercise: Exercise, tried: Property, answer: Answer, generator: Generator
+) -> _Verdict:
+    before, start = len(calls.get() or ()), time.monotonic()
+    try:
+        tried.holds(answer, exercise.reference, generator)
+        return _Verdict(tried.says, "")
+    except Wrong as wrong:
+        why = str(wrong)
+    except Exception as error:  # an answer that we did not foresee
+        why = f"Your result led to {described(error)}"
+    misconception = case = ""
+    try:
+        with redirect_stdout(io.StringIO()):  # it has printed everything once
+            misconception = _recognise(exercise, tried, answer, before)
+            slow = time.monotonic() > start + SECONDS / 4  # the rest is for its message
+            if not misconception and not slow:
+                case = _counterexample(exercise, answer)
+    except SystemExit:  # it was stopped, or stops anyone who calls it
+        pass
+    return _Verdict(tried.says, why, misconception, case)
+
+
+def _recognise(
+    exercise: Exercise, failed: Property, answer: Answer, before: int
+) -> str:
+    """The misconception that gives the same results as an answer, if any.
+
+    In all calls so far and on examples; or else one of the property that failed, in
+    the calls of this property, which are those from number `before` on. There, calls
+    that raised an error do not count, and small differences do not, either: an answer
+    may have other epsilons.
+    """
+    asked = list(calls.get() or ())
+    here = [call for call in asked[before:] if call.result is not None]
+    if exercise.example:
+        for seed in range(3):
+            arguments = exercise.example(Generator().manual_seed(seed))
+            asked.append(Call(arguments, _outcome(answer, arguments)))
+
+    def gives(function: Answer, some: list[Call]) -> bool:
+        return any(call.result is not None for call in some) and all(
+            _same(
+                _compared(exercise, _outcome(function, c.arguments), c.arguments),
+                _compared(exercise, c.result, c.arguments),
+            )
+            for c in some
+        )
+
+    if gives(exercise.reference, asked):
+        return ""  # the numbers are right: something else is wrong
+    for text, misconception in exercise.misconceptions:
+        if gives(misconception, asked):
+            return text
+    if gives(exercise.reference, here):
+        return ""
+    # Where all results are one number, many mistakes agree: an example has to, as well.
+    examples = asked[-3:] if exercise.example else []
+    sure = any(_varies(x) for call in here for x in call.result or ())
+
+    def fits(function: Answer) -> bool:
+        return gives(function, here) and (
+            sure or any(gives(function, [example]) for example in examples)
+        )
+
+    for text, functions in failed.catches.items():
+        if any(map(fits, functions)):
+            return text
+    for text, functions in failed.catches.items():
+        if any(_far(exercise, here, function) < 1e-3 for function in functions):
+            return text
+    return ""
+
+
+def _varies(x: Tensor) -> bool:
+    """Whether a result has several numbers, and not all the same."""
+    return x.layout != torch.strided or x.is_meta or len(x.unique()) > 1
+
+
+def _far(exercise: Exercise, asked: list[Call], function: Answer) -> float:
+    """How far an answer is from a function, where it is 1 from what is right."""
+    from_function = from_right = 0.0
+    for call in asked:
+        results = (
+            call.result,
+            *(_outcome(f, call.arguments) for f in (function, exercise.reference)),
+        )
+        found, one, right = (
+            _compared(exercise, x, call.arguments) or () for x in results
+        )
+        if [*map(_kind, found)] != [*map(_kind, one)] or len(found) != len(right):
+            return math.inf
+        for x, y, z in zip(found, one, right, strict=True):
+            if x.shape != z.shape or not x.numel() or x.is_complex():
+                return math.inf
+            if not all(each.isfinite().all() for each in (x, y, z)):
+                return math.inf
+            from_function = max(from_function, _gap(x, y))
+            from_right = max(from_right, _gap(x, z))
+    return from_function / from_right if from_right else math.inf
+
+
+#: A case that takes more letters is nothing to calculate by head.
+LONGEST = 200
+
+
+def _counterexample(exercise: Exercise, answer: Answer) -> str:
+    """Small arguments on which an answer is wrong, with its result; "" = none found."""
+    draw = exercise.example
+    if draw is None or exercise.open or exercise.matters:
+        return ""  # other results are right, too
+    if any(callable(x) for x in draw(Generator().manual_seed(0)).values()):
+        return ""  # a model
+
+    def both(given: dict[str, Any]) -> list[tuple[Tensor, ...] | None]:
+        return [_outcome(function, given) for function in (answer, exercise.reference)]
+
+    def differ(given: dict[str, Any]) -> bool:
+        yours, right = both(given)
+        if yours is None or right is None or len(yours) != len(right):
+            return False
+        if any(_kind(x) != _kind(y) for x, y in zip(yours, right, strict=True)):
+            return False
+        return all(x.isfinite().all() for x in right) and not _same(yours, right)
+
+    given = smallest(lambda seed: draw(Generator().manual_seed(seed)), differ)
+    if given is None:
+        return ""
+    yours, right = both(given)
+    if not yours or not right or len(yours) != len(right) or _same(yours, right):
+        return ""  # an answer that draws random numbers
+    number = [_same((x,), (y,)) for x, y in zip(yours, right, strict=True)].index(False)
+    which = f"result {number + 1} of yours" if len(right) > 1 else "yours"
+    arguments = ", ".join(f"{name} = {shown(x)}" for name, x in given.items())
+    case = (
+        f"With {arguments} {which} is {shown(yours[number])}; right is "
+        f"{shown(right[number])}.{_first_step(exercise, answer, given)}"
+    )
+    return case if len(case) <= LONGEST else ""
+
+
+def _first_step(exercise: Exercise, answer: Answer, given: dict[str, Any]) -> str:
+    """The first step of the solution whose name the answer has, too, but whose numbers
+    it has nowhere, not even with the other sign; "" = there is none.
+    """
+    yours, right = (_variables(f, given) for f in (answer, exercise.reference))
+    numbers = [x for x in yours.values() if isinstance(x, Tensor)]
+    for name, x in right.items():
+        if not isinstance(x, Tensor):
+            continue
+        mine = yours.get(name)
+        known = any(_same((x,), (sign * y,)) for y in numbers for sign in (1, -1))
+        if isinstance(mine, Tensor) and mine.shape == x.shape and not known:
+            return f" There {name} is {shown(mine)} in yours, and {shown(x)} in the solution."
+    return ""
+
+
+def _variables(function: Answer, given: dict[str, Any]) -> dict[str, Any]:
+    """The variables of a function when it returns, without its arguments."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:  # a module, for example
+        return {}
+    found: dict[str, Any] = {}
+
+    def watch(frame: Any, event: str, _: Any) -> None:
+        if event == "return" and frame.f_code is code:
+            found.update(frame.f_locals)
+
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        _outcome(function, given)
+    finally:
+        sys.setprofile(before)
+    own = code.co_varnames[code.co_argcount :]
+    return {name: found[name] for name in own if name in found}
+
+
+def _gap(x: Tensor, y: Tensor) -> float:
+    return float((x.double() - y.double()).abs().max())
+
+
+def _outcome(
+    function: Answer, arguments: dict[str, Any], catch: bool = True
+) -> tuple[Tensor, ...] | None:
+    """The tensors that a function returns; None = none, or an error."""
+    try:
+        with torch.enable_grad():  # it may take a gradient itself
+            return tensors(function(*copied(arguments).values()))
+    except SystemExit:
+        raise
+    except BaseException:
+        if catch:
+            return None
+        raise
+
+
+def _compared(
+    exercise: Exercise, result: tuple[Tensor, ...] | None, arguments: dict[str, Any]
+) -> tuple[Tensor, ...] | None:
+    """The part of a result that matters, if there is one."""
+    if result is None or exercise.matters is None:
+        return result
+    try:
+        whole = result if len(result) > 1 else result[0]
+        return tensors(exercise.matters(whole, *arguments.values()))
+    except Exception:  # of another shape, for example
+        return result
+
+
+def _explained(answer: Answer, arguments: dict[str, Any]) -> Any:
+    """What `_outcome` returns; an error raises `Wrong`, which says its place."""
+    try:
+        return _outcome(answer, arguments, catch=False)
+    except BaseException as error:
+        reason = raised(answer, error)
+        raise Wrong(reason[0].upper() + reason[1:]) from None
+
+
+def _same(a: tuple[Tensor, ...] | None, b: tuple[Tensor, ...] | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return len(a) == len(b) and all(
+        _kind(x) == _kind(y)
+        and torch.allclose(
+            x.to(wide := torch.promote_types(x.dtype, torch.float64)),
+            y.to(wide),
+            1e-5 if torch.float32 in (x.dtype, y.dtype) else 1e-9,
+            1e-12,
+            equal_nan=True,
+        )
+        for x, y in zip(a, b, strict=True)
+    )
+
+
+def _kind(x: Tensor) -> tuple[Any, ...]:
+    """What two results need to have in common to be compared."""
+    return x.shape, x.layout, x.device, x.is_complex()
+
+
+def _stop(thread: threading.Thread, answer: Answer) -> str:
+    """End a thread, as far as Python can; returns where it was."""
+    frames, frame = [], sys._current_frames().get(thread.ident or 0)
+    while frame:
+        frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_globals))
+        frame = frame.f_back
+    place = where(answer, frames[::-1])
+    end = time.monotonic() + 1
+    # An answer may catch it, so ask more than once.
+    while thread.is_alive() and time.monotonic() < end:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)
+        )
+        thread.join(0.02)
+    return place
+
+
+def _debugged() -> bool:
+    """Whether somebody may stand at a breakpoint."""
+    monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
+    return sys.gettrace() is not None or bool(
+        monitoring and monitoring.get_tool(monitoring.DEBUGGER_ID)
+    )
+
+
+def _as_matrix(x: Tensor) -> Tensor:
+    """The first matrix of a batch; a vector is a matrix of one row."""
+    return x.reshape(-1, *x.shape[-2:])[0] if x.dim() > 1 else x.reshape(1, -1)
+
+
+def _asked(name: Any) -> Exercise | Question | None:
+    """What has this name; prints what there is if nothing has."""
+    if isinstance(name, str) and name in DERIVATIONS | QUESTIONS:
+        return (DERIVATIONS | QUESTIONS)[name]
+    exercise, complaint = _find(name)
+    if exercise is None:
+        print(complaint)
+    return exercise
+
+
+def _find(name: Any, is_function: bool = True) -> tuple[Exercise | None, str]:
+    known = ", ".join(EXERCISES)
+    if not is_function:
+        kind = type(name).__name__ if not isinstance(name, str) else "name"
+        return None, (
+            f"Pass your function itself, as in check(delta_step), not a {kind}."
+        )
+    title = name if isinstance(name, str) else getattr(name, "__name__", None)
+    if not isinstance(title, str):
+        title = type(name).__name__  # of a module, for example
+    if title not in EXERCISES:
+        return None, f"There is no exercise named {title!r}. The exercises: {known}."
+    return EXERCISES[title], ""

@@ -1,0 +1,373 @@
+"""An exercise is its solution. Its docstring has the task, and reads like its check.
+
+README.md says how it is written. Code in docstrings is compiled when it is first used.
+"""
+
+import ast
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from fwlab.exercises.answers import Answer
+from fwlab.exercises.properties import Checks, Draw, Holds, exactly
+
+
+@dataclass
+class Property:
+    """Something that holds for every right answer.
+
+    - `says`: the sentence that `check` prints: what the answer does.
+    - `code`: the check below it, an expression.
+    - `right`: what is right there, as an expression of the arguments; "" = the result
+      of the solution.
+    - `solution`, `draw`, `returns`: as for `exercise`.
+    - `because`: the likely cause where it fails.
+    - `catches`: functions that many write instead and that fail here first, by a
+      sentence that says what is wrong with them.
+    """
+
+    says: str
+    code: str
+    right: str
+    solution: Answer
+    draw: Draw | None
+    returns: tuple[str, ...]
+    because: str = ""
+    catches: dict[str, tuple["Misconception", ...]] = field(default_factory=dict)
+
+    @cached_property
+    def holds(self) -> Holds:
+        """Takes answer, solution and a seeded generator; raises `Wrong` if it fails."""
+        scope, expected = self.solution.__globals__, None
+        try:
+            if self.right:
+                expected = eval(_lambda(self.solution, self.right), scope)
+            checks = Checks(
+                self.draw or exactly(), self.returns, self.because, expected
+            )
+            names = {n: getattr(checks, n) for n in KINDS} | {"because": self.because}
+            holds: Holds = eval(self.code, scope, names)
+            if holds in names.values():
+                raise TypeError("it is not called")
+            return holds
+        except Exception as error:
+            line = self.code.splitlines()[0]
+            raise _fault(self.solution, line, f"raises {error!r}") from error
+
+
+#: The methods of `Checks`, for the code below a ✓.
+KINDS = ("shape", "agrees", "gradient", "is_causal", "in_chunks")
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """A function to write.
+
+    - `name`: the name of the learner's function.
+    - `task`: what to write, in Markdown: a title, then arguments and result.
+    - `reference`: the solution; answers are compared with it.
+    - `properties`: what must hold, easiest first.
+    - `hints`: each reveals more than the one before.
+    - `example`: draws arguments, by name and in order; for `show`, and to
+      recognise misconceptions.
+    - `matters`: the part of a result in which all right answers agree, as a
+      function of the result and the arguments; None = all of it.
+    - `difficulty`: from 1, a line that copies an equation, to 5.
+    - `importance`: from 1, a side road, to 5, what all later notebooks need.
+    - `minutes`: how long it takes, task and thought included.
+    - `notebook`: the notebook that asks it, such as "04_delta_rule".
+    - `start`: the faulty code that a bug hunt begins with; "" = an empty function.
+    - `open`: many answers with other results are right.
+    """
+
+    name: str
+    task: str
+    reference: Answer
+    properties: tuple[Property, ...]
+    hints: tuple[str, ...]
+    example: Draw | None = None
+    matters: Callable[..., Any] | None = None
+    difficulty: int = 2
+    importance: int = 3
+    minutes: int = 10
+    notebook: str = ""
+    start: str = ""
+    open: bool = False
+
+    @property
+    def signature(self) -> str:
+        """The code that a learner starts from."""
+        if self.start:
+            return self.start
+        parameters = inspect.signature(self.reference).parameters.values()
+        names = ", ".join(p.name for p in parameters if p.default is p.empty)
+        return f"def {self.name}({names}): ...  # your code here"
+
+    def compile(self) -> None:
+        """Compile all code of the docstring.
+
+        - Raises `ValueError`, with file and line, where some is faulty.
+        """
+        for each in self.properties:
+            _ = each.holds
+        for _, misconception in self.misconceptions:
+            _ = misconception.made
+
+    @property
+    def misconceptions(self) -> list[tuple[str, "Misconception"]]:
+        """What is wrong with a function that many write instead, and the function."""
+        return [
+            (text, function)
+            for each in self.properties
+            for text, functions in each.catches.items()
+            for function in functions
+        ]
+
+
+COURSE = Path(__file__).with_name("course")
+EXERCISES: dict[str, Exercise] = {}
+"""Every exercise by name."""
+
+
+def exercise(
+    draw: Draw | None = None,
+    *,
+    returns: tuple[str, ...] = (),
+    example: Draw | None = None,
+    matters: Callable[..., Any] | None = None,
+    difficulty: int = 2,
+    importance: int = 3,
+    minutes: int = 10,
+    start: str = "",
+    open: bool = False,
+) -> Callable[[Answer], Answer]:
+    """Make an exercise of the solution below, which goes into `EXERCISES`.
+
+    - `draw`: draws the arguments of its checks.
+    - `returns`: names of the results, if there are several.
+    - `example`: draws other arguments for its example; None = `draw` does.
+    - `matters`, `difficulty`, `importance`, `minutes`, `start`, `open`: as in `Exercise`.
+    - Returns a decorator, which gives the solution back.
+    - Raises `ValueError`, with file and line, where the docstring cannot be read.
+    """
+
+    def add(function: Answer) -> Answer:
+        (_, task, _), *items = _items(function)
+        properties: list[Property] = []
+        hints = []
+        for sign, words, code in items:
+            if sign in "!✗" and not properties:
+                raise _fault(function, words, "comes before the first ✓")
+            if sign == "?":
+                hints.append(words)
+            elif sign == "✓":
+                check, _, right = "\n".join(code).partition("\n== ")
+                properties.append(
+                    Property(words, check, right, function, draw, returns)
+                )
+            elif sign == "!":
+                properties[-1].because = words
+            else:
+                lines = re.sub(r"\n +", " ", "\n".join(code)).split("\n")
+                if words in properties[-1].catches:
+                    raise _fault(function, words, "is there twice")
+                wrong = tuple(Misconception(function, line, start) for line in lines)
+                properties[-1].catches[words] = wrong
+        name = function.__name__
+        if not properties:
+            raise _fault(function, name, "has no ✓")
+        file = Path(inspect.getfile(function))
+        notebook = file.stem if file.parent == COURSE else ""
+        EXERCISES[name] = Exercise(
+            name,
+            task,
+            function,
+            tuple(properties),
+            tuple(hints),
+            example or (draw if _draws_alone(draw) else None),
+            matters,
+            difficulty,
+            importance,
+            minutes,
+            notebook,
+            start,
+            open,
+        )
+        return function
+
+    return add
+
+
+class Misconception:
+    """A function that many write instead, from a line below a ✗."""
+
+    def __init__(self, function: Answer, line: str, start: str) -> None:
+        self.line = line
+        self._function, self._start = function, start
+
+    @property
+    def source(self) -> str:
+        """Its code: a changed solution, or an expression."""
+        name = self._function.__name__
+        if self.line.startswith("start:"):
+            edits = self.line.removeprefix("start:").strip()
+            return _edited(self._function, self.line, self._start, edits)
+        if " ->" in self.line:
+            return _edited(self._function, self.line, bare(self._function), self.line)
+        if re.match(r"\w+=[^=]", self.line):
+            return f"{name}(**locals() | dict({self.line}))"
+        return self.line
+
+    @cached_property
+    def made(self) -> Answer:
+        name = self._function.__name__
+        try:
+            if self.line.startswith("start:") or " ->" in self.line:
+                return _defined(name, self.source, self._function)
+            whole = _lambda(self._function, self.source)
+            made: Answer = eval(whole, self._function.__globals__)
+            return made
+        except SyntaxError as error:
+            raise _fault(
+                self._function, self.line, f"is not Python: {error}"
+            ) from error
+
+    def __call__(self, *given: Any) -> Any:
+        return self.made(*given)
+
+
+def started(name: str) -> Answer:
+    """Make a function of the start code of a bug hunt.
+
+    - `name`: the exercise.
+    - Returns the function, with its bugs.
+    """
+    return Misconception(
+        EXERCISES[name].reference, "start:", EXERCISES[name].start
+    ).made
+
+
+def changed(name: str, edits: str) -> Answer:
+    """Make a function of a solution after edits.
+
+    - `name`: the exercise.
+    - `edits`: as below a ✗: `old -> new`, with ` ; ` between several.
+    - Returns the function.
+    - Raises `ValueError` if what an edit looks for does not occur once.
+    """
+    return Misconception(EXERCISES[name].reference, edits, "").made
+
+
+@cache
+def bare(function: Answer) -> str:
+    """The code of a function without decorators and docstring."""
+    source = textwrap.dedent(inspect.getsource(function))
+    tree: Any = ast.parse(source).body[0]
+    lines = source.splitlines()
+    doc = tree.body[0]
+    head, body = lines[tree.lineno - 1 : doc.lineno - 1], lines[doc.end_lineno :]
+    return "\n".join(head) + "\n" + "\n".join(body).lstrip("\n")
+
+
+def printed(exercise: Exercise) -> str:
+    """The solution with its imports, and with the solutions that it calls."""
+    imports: dict[str, None] = {}
+    functions: list[str] = []
+    found = [exercise.reference]
+    for each in found:
+        nodes = ast.walk(ast.parse(bare(each)))
+        used = {node.id for node in nodes if isinstance(node, ast.Name)}
+        functions.append(bare(each))
+        for name in used & EXERCISES.keys() - {f.__name__ for f in found}:
+            found.append(EXERCISES[name].reference)
+        source = ""
+        with suppress(OSError, TypeError):  # a cell of a notebook
+            source = inspect.getsource(sys.modules[each.__module__])
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                named = {a.asname or a.name: a for a in node.names}
+                node.names = [named[n] for n in named if n in used - EXERCISES.keys()]
+                if node.names:
+                    imports[ast.unparse(node)] = None
+    head = ["\n".join(imports)] if imports else []
+    return "\n\n\n".join([*head, *reversed(functions)])
+
+
+def _items(function: Answer) -> list[tuple[str, str, list[str]]]:
+    """The task and each item: its sign, its words, and its lines of code."""
+    items: list[tuple[str, list[str], list[str]]] = [("", [], [])]
+    for line in inspect.cleandoc(function.__doc__ or "").splitlines():
+        sign, words, code = items[-1]
+        if line[:2] in ("✓ ", "! ", "✗ ", "? "):
+            items.append((line[0], [line[2:]], []))
+        elif sign in ("✓", "✗") and line.startswith("    "):
+            code.append(line[4:])
+        elif sign and line.strip() and (code or not line.startswith("  ")):
+            raise _fault(function, line, "is neither text nor code of an item")
+        else:
+            words.append(line)
+    for sign, said, code in items:
+        if sign in ("✓", "✗") and not code:
+            raise _fault(function, said[0], "has no code below it")
+    return [
+        (sign, " ".join(" ".join(said).split()), code) for sign, said, code in items
+    ]
+
+
+def _draws_alone(draw: Draw | None) -> bool:
+    """Whether a function draws with a generator and nothing else."""
+    if draw is None:
+        return False
+    _, *others = inspect.signature(draw).parameters.values()
+    several = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    return all(p.default is not p.empty or p.kind in several for p in others)
+
+
+def _lambda(function: Answer, expression: str) -> str:
+    """The source of a function with the arguments of this one."""
+    return f"lambda {', '.join(inspect.signature(function).parameters)}: ({expression})"
+
+
+def _edited(function: Answer, line: str, source: str, edits: str) -> str:
+    """The source after these edits, each of which finds its place in the original."""
+    found = []
+    for edit in filter(None, edits.split(" ; ")):
+        old, arrow, new = edit.partition(" ->")
+        old, times = old.strip(), source.count(old.strip())
+        if not arrow:
+            raise _fault(function, line, f"there is no -> in {edit!r}")
+        if times != 1:
+            raise _fault(function, line, f"{old!r} occurs {times} times, not once")
+        found.append((source.index(old), old, new.strip()))
+    end = len(source)
+    for place, old, new in sorted(found, reverse=True):
+        if place + len(old) > end:
+            raise _fault(function, line, "two edits overlap")
+        end = place
+        source = source[:place] + new + source[place + len(old) :]
+    return source
+
+
+def _defined(name: str, source: str, beside: Answer) -> Answer:
+    """The function of this name in a source that stands beside another function."""
+    scope = dict(beside.__globals__)
+    exec(compile(source, f"<{name}, changed>", "exec"), scope)
+    defined: Answer = scope[name]
+    return defined
+
+
+def _fault(function: Answer, line: str, why: str) -> ValueError:
+    """An error that names the file, the line and the exercise."""
+    lines, first = inspect.getsourcelines(function)
+    line = line.strip()
+    texts = [each.strip().lstrip("✓✗!? ") for each in lines]
+    here = [i for i, each in enumerate(texts, first) if each and line.startswith(each)]
+    where = f"{inspect.getsourcefile(function)}:{[*here, first][0]}"
+    return ValueError(f"{where}: {function.__name__}: {line!r}: {why}")

@@ -1,0 +1,391 @@
+"""What `check`, `show` and `hint` do with any function that somebody writes."""
+
+import contextlib
+import functools
+import io
+import re
+import threading
+import time
+
+import pytest
+import torch
+
+from fwlab.exercises import (
+    EXERCISES,
+    assert_correct,
+    check,
+    checking,
+    hint,
+    properties,
+    show,
+)
+from fwlab.exercises.properties import Work
+
+#: Seconds that nothing here takes, also beside other work.
+LONG = 600.0
+favor = EXERCISES["favor"].reference
+random_features = EXERCISES["positive_features"].reference
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    monkeypatch.setattr(checking, "SECONDS", LONG)
+
+
+def verdict(answer, name=None):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        right = check(answer, name)
+    return right, out.getvalue()
+
+
+def outer(v, k):
+    return v[..., :, None] * k[..., None, :]
+
+
+def held(W, k):
+    return (W * k[..., None, :]).sum(-1)
+
+
+def test_messages_carry_numbers_and_causes():
+    _, text = verdict(lambda W, k, v: None, "write")
+    assert "returned None. Does it end in a `return`?" in text
+    _, text = verdict(lambda W, k, v: W.T, "write")
+    assert "shape [3, 5], got [5, 3]" in text
+    _, text = verdict(lambda W, k, v: 1 / 0, "write")
+    assert "raised ZeroDivisionError: division by zero" in text
+    _, text = verdict(lambda x: x / 2, "sum_normalize")
+    assert "expected 1, got" in text
+
+
+def test_a_mistake_that_nobody_makes_has_no_name():
+    _, text = verdict(lambda W, k, v, beta: W + 3 * outer(v, k), "delta_step")
+    assert not any(m in text for m, _ in EXERCISES["delta_step"].misconceptions)
+
+
+@pytest.mark.parametrize(
+    ("loss", "phrase"),
+    [
+        (lambda e: e.square().sum() / 2, "all right"),
+        (lambda e: e.square().sum(), "twice as large"),
+        (lambda e: (e * e).mean(-1).sum(), "gradient of mse_loss"),
+        (lambda e: -e.square().sum() / 2, "moves up the gradient"),
+    ],
+)
+def test_answers_may_take_gradients(loss, phrase):
+    def gradient_step(W, k, v, beta):
+        W = W.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(held(W, k) - v), W)
+        return W - beta[..., None, None] * gradient
+
+    _, text = verdict(gradient_step)
+    assert phrase in text
+    assert show(gradient_step) is not None
+
+
+def test_the_line_that_raised_is_shown():
+    def delta_step(W, k, v, beta):
+        old = W @ k
+        return W + torch.outer(old, missing)  # noqa: F821
+
+    line = delta_step.__code__.co_firstlineno + 2
+    _, text = verdict(delta_step)
+    assert f"line {line}, `return W + torch.outer(old, missing)" in text
+    assert "raised NameError: name 'missing' is not defined" in text
+
+
+def numpy_features(x, R):
+    return torch.from_numpy(random_features(x, R).numpy())
+
+
+def numpy_products(x, nu):
+    return torch.from_numpy(EXERCISES["dpfp"].reference(x, nu).numpy())
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("positive_features", numpy_features),
+        ("dpfp", numpy_products),
+        ("dpfp", functools.partial(numpy_products)),
+    ],
+)
+def test_the_line_that_raised_is_that_of_the_learner(name, answer):
+    text = verdict(answer, name)[1]
+    assert ".numpy())` raised RuntimeError: Can't call numpy()" in text
+    assert "lets gradients through" in text
+
+
+def test_float32_inside_is_said_as_such():
+    def write(W, k, v):
+        return (W.float() + outer(v, k).float()).double()
+
+    _, text = verdict(write)
+    assert "few digits of float32" in text
+    _, text = verdict(lambda W, k, v: (W + outer(v, k)).float(), "write")
+    assert "float64 like the arguments, got float32" in text
+    _, text = verdict(lambda W, k, v: (W + outer(v, k)) * (1 + 1e-7), "write")
+    assert "float32" not in text
+    expected, got = re.search(r"expected (\S+), got (\S+) ", text).groups()
+    assert expected != got
+
+
+def test_an_endless_loop_is_stopped(monkeypatch):
+    monkeypatch.setattr(checking, "SECONDS", 0.5)
+
+    def write(W, k, v):
+        while True:
+            with contextlib.suppress(Exception):
+                v = v + 0
+
+    before = set(threading.enumerate())
+    _, text = verdict(write)
+    assert "took more than 0.5 seconds, and was stopped at line" in text
+    assert "Is there a loop that never ends?" in text
+    for thread in set(threading.enumerate()) - before:
+        thread.join(LONG)
+        assert not thread.is_alive()
+    # A call that Python cannot interrupt is left alone.
+    released = threading.Event()
+    assert not verdict(lambda *_: released.wait(LONG), "write")[0]
+    (left,) = set(threading.enumerate()) - before
+    released.set()
+    left.join(LONG)
+
+
+def test_no_thread_lives_when_check_returns(monkeypatch):
+    """Python would abort at the end of a script."""
+
+    class Slow(threading.Thread):
+        def run(self):
+            super().run()
+            time.sleep(0.1)
+
+    monkeypatch.setattr(threading, "Thread", Slow)
+    before = threading.active_count()
+    for answer in (outer, EXERCISES["write"].reference):
+        verdict(answer, "write")
+        assert threading.active_count() == before
+
+
+def test_work_is_counted_without_the_compiler():
+    with Work() as work:
+        torch.ones(2, 3) @ torch.ones(3, 4)
+    assert (work.operators, work.products, work.largest) == (3, 42, 12)
+    # PyTorch would wrap it in a function that loads the compiler: a second or more.
+    assert Work.__torch_dispatch__.__code__.co_filename == properties.__file__
+
+
+def test_modes_of_the_caller_do_not_matter():
+    with torch.no_grad():
+        assert verdict(EXERCISES["write"].reference)[0]
+    with torch.inference_mode():
+        assert verdict(EXERCISES["write"].reference)[0]
+    with torch.autocast("cpu"):
+        assert verdict(EXERCISES["delta_step"].reference)[0]
+    with torch.device("meta"):
+        assert verdict(EXERCISES["sum_normalize"].reference)[0]
+
+
+def test_modes_that_an_answer_leaves_behind_do_not_matter():
+    def write(W, k, v):
+        torch.set_grad_enabled(False)
+        return W + outer(v, k)
+
+    right, text = verdict(write)
+    assert not right and "no gradient" in text
+    assert torch.is_grad_enabled()
+
+
+def test_show(capsys):
+    drawn = {name: each for name, each in EXERCISES.items() if each.example}
+    for name, exercise in drawn.items():
+        figure = show(exercise.reference, name)
+        titles = {ax.get_title() for ax in figure.axes}
+        assert titles == {"yours", "target", "difference"}
+    for name in ("write", "favor"):  # all of the result counts, or a part of it
+        assert show(lambda *inputs: None, name) is None
+        assert show(lambda *inputs: torch.zeros(7, 7), name) is None
+        assert show(lambda *inputs: 1 / 0, name) is None
+        assert "division by zero" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("favor", lambda q, k, R: [x / 3 for x in favor(q, k, R)]),
+        ("positive_features", lambda x, R: random_features(x, R).flip(-1)),
+    ],
+)
+def test_a_right_answer_of_another_form_is_drawn_without_a_difference(name, answer):
+    assert_correct(answer, name)
+    difference = show(answer, name).axes[2]
+    assert difference.get_title() == "difference"
+    (image,) = difference.images
+    assert abs(image.get_array()).max() < 1e-12
+
+
+def test_results_of_other_kinds(capsys):
+    def kind(change):
+        return lambda W, q: change((W @ q[..., None])[..., 0])
+
+    assert show(kind(lambda x: x > 0), "read_memory")
+    assert show(kind(lambda x: x + 0j), "read_memory") is None
+    assert "complex" in capsys.readouterr().out
+    assert show(kind(lambda x: x.nonsense), "read_memory") is None
+    assert re.match("Line .* raised AttributeError", capsys.readouterr().out)
+    for change in (torch.Tensor.to_sparse, lambda x: x.to("meta")):
+        text = verdict(kind(change), "read_memory")[1]
+        assert "✗ with a one-hot query" in text and "Your result led to" in text
+
+
+@pytest.mark.parametrize("thing", [None, 3, "delta_step", torch.zeros(2)])
+def test_check_of_something_else(thing):
+    right, text = verdict(thing)
+    assert not right
+    assert "your function itself" in text
+    right, text = verdict(thing, "delta_step")
+    assert not right
+    assert "your function itself" in text
+
+
+def test_unknown_names():
+    def delta(W, k, v, beta):
+        return W
+
+    right, text = verdict(delta)
+    assert not right
+    assert "no exercise named 'delta'" in text
+    assert all(name in text for name in EXERCISES)
+    with pytest.raises(AssertionError, match="no exercise"):
+        assert_correct(delta)
+
+
+def test_hints(capsys):
+    hints = EXERCISES["write"].hints
+    for number, text in enumerate(hints, start=1):
+        hint("write", number)
+        assert text in capsys.readouterr().out
+    for number in (0, len(hints) + 1, "x", 1.0, True):
+        hint("write", number)
+        assert f"{len(hints)} hints" in capsys.readouterr().out
+    hint("nothing")
+    assert "no exercise" in capsys.readouterr().out
+
+
+# --- The smallest wrong case -------------------------------------------------
+
+
+def close(W, k, v, beta):
+    """No misconception: half of what is asked is removed."""
+    old = held(W, k) / 2
+    return W + outer(beta[..., None] * (v - old), k)
+
+
+def test_a_mistake_without_a_name_is_shown_on_the_smallest_numbers():
+    _, text = verdict(close, "delta_step")
+    assert "numbers differ" in text
+    case = (
+        "With W = 1, k = 0.5, v = 0, beta = 0.5 yours is 0.9375; right is 0.875. "
+        "There old is 0.25 in yours, and 0.5 in the solution."
+    )
+    assert case in text
+
+
+def test_a_misconception_needs_no_case():
+    _, text = verdict(lambda W, k, v, beta: W + outer(v, k), "delta_step")
+    assert "yours is" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        # The numbers are right, and something else is not.
+        ("delta_step", torch.no_grad()(EXERCISES["delta_step"].reference)),
+        ("chunked_sum", lambda q, k, v, chunk: (q @ k.mT).tril() @ v),
+        # Nothing to calculate by head: a model, or nothing is returned.
+        ("ablate", lambda model, tokens, loss: torch.zeros(len(model.blocks))),
+        ("write", lambda W, k, v: None),
+    ],
+)
+def test_where_no_small_numbers_show_it_none_are_shown(name, answer):
+    right, text = verdict(answer, name)
+    assert not right and "yours is" not in text
+
+
+def test_a_part_that_may_have_any_scale_is_not_blamed():
+    """The features of favor: only the weights of attention count."""
+    _, text = verdict(
+        lambda q, k, R: (3 * favor(q, k, R)[0], favor(q, k, R)[1] ** 2), "favor"
+    )
+    assert "numbers differ" in text and "yours is" not in text
+
+
+def test_a_line_that_is_right_under_another_name_is_not_blamed():
+    def gradient_step(W, k, v, beta):
+        error = v - held(W, k)  # with the other sign than the solution
+        return W + beta[..., None, None] * outer(2 * error, k) * 1.1
+
+    _, text = verdict(gradient_step)
+    assert "yours is" in text and "There error" not in text
+
+
+def test_what_a_wrong_answer_prints_is_shown_once(capsys):
+    def write(W, k, v):
+        print("here I am")
+        return W - outer(v, k) / 2
+
+    assert not check(write)
+    printed = capsys.readouterr().out
+    assert (
+        "yours is" in printed and printed.count("here I am") == 4
+    )  # calls of two properties
+
+
+def test_a_slow_answer_is_not_called_often():
+    called = []
+
+    def write(W, k, v):
+        called.append(time.sleep(0.3))
+        return W
+
+    verdict(write)
+    assert len(called) < 20
+
+
+# --- Recognition -------------------------------------------------------------
+
+
+def test_a_misconception_that_raises_elsewhere_is_named():
+    def delta_step(W, k, v, beta):
+        assert W.dim() == 2  # in one memory only
+        return W + torch.outer(beta * v, k)
+
+    _, text = verdict(delta_step)
+    assert "This is the sum rule: what the key held is not removed" in text
+
+
+@pytest.mark.parametrize("name", ["mean_of", "stream_mean", "mended_kernel", "favor"])
+def test_noise_has_no_name(name):
+    """Not even that of a misconception that returns NaN."""
+    right = EXERCISES[name].reference
+
+    def noisy(*given):
+        result = right(*given)
+        parts = result if isinstance(result, tuple) else (result,)
+        parts = tuple(x + torch.linspace(0.1, 0.3, x.numel()).view_as(x) for x in parts)
+        return parts if isinstance(result, tuple) else parts[0]
+
+    text = verdict(noisy, name)[1]
+    assert not any(why in text for why, _ in EXERCISES[name].misconceptions), text
+
+
+def test_two_mistakes_are_named_one_by_one():
+    """Where the first property fails, only one of them shows."""
+
+    def delta_step(W, k, v, beta):
+        old = held(W, k)
+        return W + outer(beta[..., None] ** 2 * (v - old), k / k.norm())
+
+    _, text = verdict(delta_step)
+    assert "✗ with beta between 0 and 1" in text and "multiplies by beta twice" in text
