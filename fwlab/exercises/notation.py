@@ -159,38 +159,15 @@ def exercise(
     """
 
     def add(function: Answer) -> Answer:
-        (_, task, _), *items = _items(function)
-        properties: list[Property] = []
-        hints = []
-        for sign, words, code in items:
-            if sign in "!✗" and not properties:
-                raise _fault(function, words, "comes before the first ✓")
-            if sign == "?":
-                hints.append(words)
-            elif sign == "✓":
-                check, _, right = "\n".join(code).partition("\n== ")
-                properties.append(
-                    Property(words, check, right, function, draw, returns)
-                )
-            elif sign == "!":
-                properties[-1].because = words
-            else:
-                lines = re.sub(r"\n +", " ", "\n".join(code)).split("\n")
-                if words in properties[-1].catches:
-                    raise _fault(function, words, "is there twice")
-                wrong = tuple(Misconception(function, line, start) for line in lines)
-                properties[-1].catches[words] = wrong
-        name = function.__name__
-        if not properties:
-            raise _fault(function, name, "has no ✓")
+        task, properties, hints = _read(function, draw, returns, start)
         file = Path(inspect.getfile(function))
         notebook = file.stem if file.parent == COURSE else ""
-        EXERCISES[name] = Exercise(
-            name,
+        EXERCISES[function.__name__] = Exercise(
+            function.__name__,
             task,
             function,
-            tuple(properties),
-            tuple(hints),
+            properties,
+            hints,
             example or (draw if _draws_alone(draw) else None),
             matters,
             difficulty,
@@ -203,6 +180,34 @@ def exercise(
         return function
 
     return add
+
+
+def _read(
+    function: Answer, draw: Draw | None, returns: tuple[str, ...], start: str
+) -> tuple[str, tuple[Property, ...], tuple[str, ...]]:
+    """The task, the properties and the hints in a docstring."""
+    (_, task, _), *items = _items(function)
+    properties: list[Property] = []
+    hints = []
+    for sign, words, code in items:
+        if sign in "!✗" and not properties:
+            raise _fault(function, words, "comes before the first ✓")
+        if sign == "?":
+            hints.append(words)
+        elif sign == "✓":
+            check, _, right = "\n".join(code).partition("\n== ")
+            properties.append(Property(words, check, right, function, draw, returns))
+        elif sign == "!":
+            properties[-1].because = words
+        elif words in properties[-1].catches:
+            raise _fault(function, words, "is there twice")
+        else:
+            lines = re.sub(r"\n +", " ", "\n".join(code)).split("\n")
+            wrong = tuple(Misconception(function, line, start) for line in lines)
+            properties[-1].catches[words] = wrong
+    if not properties:
+        raise _fault(function, function.__name__, "has no ✓")
+    return task, tuple(properties), tuple(hints)
 
 
 class Misconception:
