@@ -2,13 +2,14 @@
 
 import contextlib
 import functools
-import io
 import re
+import sys
 import threading
 import time
 
 import pytest
 import torch
+from test_exercises import LONG, patient, verdict  # noqa: F401
 
 from fwlab.exercises import (
     EXERCISES,
@@ -21,22 +22,8 @@ from fwlab.exercises import (
 )
 from fwlab.exercises.properties import Work
 
-#: Seconds that nothing here takes, also beside other work.
-LONG = 600.0
 favor = EXERCISES["favor"].reference
 random_features = EXERCISES["positive_features"].reference
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch):
-    monkeypatch.setattr(checking, "SECONDS", LONG)
-
-
-def verdict(answer, name=None):
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        right = check(answer, name)
-    return right, out.getvalue()
 
 
 def outer(v, k):
@@ -124,6 +111,8 @@ def test_float32_inside_is_said_as_such():
     assert "few digits of float32" in text
     _, text = verdict(lambda W, k, v: (W + outer(v, k)).float(), "write")
     assert "float64 like the arguments, got float32" in text
+    _, text = verdict(lambda steps: torch.ones(steps, steps), "cheap_mask")
+    assert "to be bool, got float32" in text
     _, text = verdict(lambda W, k, v: (W + outer(v, k)) * (1 + 1e-7), "write")
     assert "float32" not in text
     expected, got = re.search(r"expected (\S+), got (\S+) ", text).groups()
@@ -378,6 +367,27 @@ def test_noise_has_no_name(name):
 
     text = verdict(noisy, name)[1]
     assert not any(why in text for why, _ in EXERCISES[name].misconceptions), text
+
+
+def test_one_number_that_fits_by_chance_has_no_name():
+    """S = 4 makes one number of it, which is that of a misconception."""
+    _, text = verdict(lambda S, d: (S - 1) // d, "predict_error")
+    assert "✗" in text and "This is what the best keys lose" not in text
+
+
+def test_no_line_is_lost_to_recognition(monkeypatch):
+    """While a mistake gets its name, what an answer prints is not shown."""
+
+    def recognise(*_):
+        time.sleep(0.5)
+        return ""
+
+    monkeypatch.setattr(checking, "_recognise", recognise)
+    mine, seen = sys.stdout, []
+    for _ in checking._verdicts(EXERCISES["write"], lambda W, k, v: W):
+        time.sleep(0.1)
+        seen.append(sys.stdout)
+    assert len(seen) == 2 and all(out is mine for out in seen)
 
 
 def test_two_mistakes_are_named_one_by_one():

@@ -29,7 +29,7 @@ class Wrong(Exception):
 
 @dataclass
 class Call:
-    """What an answer was given, and what came out.
+    """A call of an answer: its arguments, and what came out.
 
     - `arguments`: by name, in order.
     - `result`: its tensors, or its number as one; None = it raised an
@@ -111,7 +111,7 @@ def copied(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tensors(result: Any) -> tuple[Tensor, ...] | None:
-    """What an answer returned, as tensors; None = it is nothing of the kind."""
+    """Convert what an answer returned to tensors; None = it is nothing of the kind."""
     if isinstance(result, Real):  # also those of NumPy
         result = torch.tensor(float(result), dtype=torch.float64)
     parts = tuple(result) if isinstance(result, tuple | list) else (result,)
@@ -278,7 +278,7 @@ def _small(
 
 
 def _effort(x: Any) -> float:
-    """How hard it is to calculate with this argument by head."""
+    """Estimate how hard it is to calculate with this argument by head."""
     if isinstance(x, int):
         return float(x)
     if not _is(x):
@@ -310,7 +310,7 @@ def where(answer: Answer, frames: "list[tuple[str, int, dict[str, Any]]]") -> st
 
 
 def raised(answer: Answer, error: BaseException) -> str:
-    """What an answer raised, and where."""
+    """Say what an answer raised, and where."""
     frames = [
         (frame.f_code.co_filename, line, frame.f_globals)
         for frame, line in traceback.walk_tb(error.__traceback__)
@@ -419,7 +419,7 @@ def _check(
         )
     free = target.is_floating_point() and not floats
     if part.dtype != target.dtype and not free:
-        like = " like the arguments" if floats and target.is_floating_point() else ""
+        like = " like the arguments" if target.is_floating_point() else ""
         raise Wrong(
             f"Expected {name} to be {_short(target)}{like}, got {_short(part)}. A "
             "tensor that you make yourself needs dtype=, and needs no .float()."

@@ -241,7 +241,7 @@ class _Verdict(NamedTuple):
 
     @property
     def lines(self) -> list[str]:
-        """What `check` prints below the sentence."""
+        """The lines that `check` prints below the sentence."""
         return [x for x in (self.misconception, self.wrong, self.case) if x]
 
     @property
@@ -268,7 +268,7 @@ def _heard(exercise: Exercise, answer: Answer) -> Iterator[_Verdict]:
 
 
 def _ours(exercise: Exercise, answer: Answer) -> bool:
-    """Whether an answer is a function of the package."""
+    """Tell whether an answer is a function of the package."""
     module = getattr(answer, "__module__", None) or ""
     return answer is exercise.reference or module.partition(".")[0] == "fwlab"
 
@@ -292,8 +292,9 @@ def _verdicts(exercise: Exercise, answer: Answer) -> Iterator[_Verdict]:
                     each.says, f"The check ended with {described(error)}"
                 )
             verdicts.put(verdict)
-            if verdict.wrong:
+            if verdict.wrong or each is exercise.properties[-1]:
                 return
+            verdicts.join()  # what redirects stdout must not swallow the caller's line
 
     thread, stdout = threading.Thread(target=work, daemon=True), sys.stdout
     thread.start()
@@ -314,7 +315,10 @@ def _verdicts(exercise: Exercise, answer: Answer) -> Iterator[_Verdict]:
             raise
         if verdict.wrong or each is exercise.properties[-1]:
             thread.join(1)  # a thread that lives when a script ends would abort it
-        yield verdict
+        try:
+            yield verdict
+        finally:
+            verdicts.task_done()
         if verdict.wrong:
             return
 
@@ -375,31 +379,25 @@ def _recognise(
             return text
     if gives(exercise.reference, here):
         return ""
-    # Where all results are one number, many mistakes agree: an example has to, as well.
     examples = asked[-3:] if exercise.example else []
-    sure = any(_varies(x) for call in here for x in call.result or ())
-
-    def fits(function: Answer) -> bool:
-        return gives(function, here) and (
-            sure or any(gives(function, [example]) for example in examples)
-        )
-
     for text, functions in failed.catches.items():
-        if any(map(fits, functions)):
-            return text
-    for text, functions in failed.catches.items():
-        if any(_far(exercise, here, function) < 1e-3 for function in functions):
-            return text
+        for function in functions:
+            agree = [example for example in examples if gives(function, [example])]
+            if _varied(here + agree) and _far(exercise, here, function) < 1e-3:
+                return text
     return ""
 
 
-def _varies(x: Tensor) -> bool:
-    """Whether a result has several numbers, and not all the same."""
-    return x.layout != torch.strided or x.is_meta or len(x.unique()) > 1
+def _varied(some: list[Call]) -> bool:
+    """Tell whether the results have several numbers: on one, many mistakes agree."""
+    results = [x for call in some for x in call.result or ()]
+    if any(x.layout != torch.strided or x.is_meta for x in results):
+        return True  # no numbers that can be seen
+    return len({number for x in results for number in x.unique().tolist()}) > 1
 
 
 def _far(exercise: Exercise, asked: list[Call], function: Answer) -> float:
-    """How far an answer is from a function, where it is 1 from what is right."""
+    """Measure how far an answer is from a function, where it is 1 from what is right."""
     from_function = from_right = 0.0
     for call in asked:
         results = (
@@ -530,7 +528,7 @@ def _compared(
 
 
 def _explained(answer: Answer, arguments: dict[str, Any]) -> Any:
-    """What `_outcome` returns; an error raises `Wrong`, which says its place."""
+    """Return what `_outcome` does, but turn an error into `Wrong`, which says its place."""
     try:
         return _outcome(answer, arguments, catch=False)
     except BaseException as error:
@@ -555,7 +553,7 @@ def _same(a: tuple[Tensor, ...] | None, b: tuple[Tensor, ...] | None) -> bool:
 
 
 def _kind(x: Tensor) -> tuple[Any, ...]:
-    """What two results need to have in common to be compared."""
+    """Return what two results need to have in common to be compared."""
     return x.shape, x.layout, x.device, x.is_complex()
 
 
@@ -577,7 +575,7 @@ def _stop(thread: threading.Thread, answer: Answer) -> str:
 
 
 def _debugged() -> bool:
-    """Whether somebody may stand at a breakpoint."""
+    """Tell whether somebody may stand at a breakpoint."""
     monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
     return sys.gettrace() is not None or bool(
         monitoring and monitoring.get_tool(monitoring.DEBUGGER_ID)
@@ -590,7 +588,7 @@ def _as_matrix(x: Tensor) -> Tensor:
 
 
 def _asked(name: Any) -> Exercise | Question | None:
-    """What has this name; prints what there is if nothing has."""
+    """Find what has this name; print what there is if nothing has."""
     if isinstance(name, str) and name in DERIVATIONS | QUESTIONS:
         return (DERIVATIONS | QUESTIONS)[name]
     exercise, complaint = _find(name)

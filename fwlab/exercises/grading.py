@@ -37,7 +37,7 @@ VERDICT = "application/vnd.fwlab.verdict+json"
 
 
 class Submission(NamedTuple):
-    """What a learner hands in, as `read` finds it.
+    """The notebook that a learner hands in, as `read` finds it.
 
     - `notebook`: its path.
     - `cells`: the source of each code cell.
@@ -204,7 +204,7 @@ def _run(
 
     class Client(NotebookClient):
         def output(self, outs: Any, message: Any, *place: Any) -> None:
-            """What a cell shows; only the verdicts matter."""
+            """Receive what a cell shows; only the verdicts matter."""
             match message["content"].get("data", {}).get(VERDICT):
                 case {"name": str(name), "why": str(why)}:  # not what a notebook forged
                     verdicts.append((name, why))
@@ -320,14 +320,14 @@ def _bubblewrap() -> tuple[str, ...]:
 
 
 def _environment(home: str) -> dict[str, str]:
-    """What a notebook sees of the environment: nothing that is secret."""
+    """Return what a notebook sees of the environment: nothing that is secret."""
     passed = {name: os.environ[name] for name in PASSED if name in os.environ}
     places = dict.fromkeys(("HOME", "USERPROFILE", "TMPDIR", "TEMP"), home)
     return passed | places | {"PYTHONPATH": os.pathsep.join(_path())}
 
 
 def _path() -> list[str]:
-    """Where a kernel finds modules: fwlab, and packages; but not those in the folder
+    """Return where a kernel finds modules: fwlab, and packages; but not those in the folder
     in which this runs, beside what others have handed in.
     """
     root = str(Path(__file__).parents[2])

@@ -122,7 +122,7 @@ class Exercise:
 
     @property
     def misconceptions(self) -> list[tuple[str, "Misconception"]]:
-        """What is wrong with a function that many write instead, and the function."""
+        """The functions that many write instead, each after what is wrong with it."""
         return [
             (text, function)
             for each in self.properties
@@ -327,7 +327,7 @@ def _items(function: Answer) -> list[tuple[str, str, list[str]]]:
 
 
 def _draws_alone(draw: Draw | None) -> bool:
-    """Whether a function draws with a generator and nothing else."""
+    """Tell whether a function draws with a generator and nothing else."""
     if draw is None:
         return False
     _, *others = inspect.signature(draw).parameters.values()

@@ -1,4 +1,4 @@
-"""What a reader has done, remembered in the folder of the course."""
+"""Remember what a reader has done, in the folder of the course."""
 
 import json
 import os
@@ -27,13 +27,13 @@ def note(name: str, right: bool) -> None:
 
 
 def done() -> dict[str, bool]:
-    """What was right and what was not, by name, in this session and before."""
+    """Return what was right and what was not, by name, in this session and before."""
     file = place()
     return _session | (read(file) if file else {})
 
 
 def place() -> Path | None:
-    """Where this session remembers; None = only until it ends.
+    """Return where this session remembers; None = only until it ends.
 
     It is the folder of a notebook that somebody works in: not one of a test or
     of continuous integration. The environment variable `FWLAB_PROGRESS` names
@@ -48,13 +48,13 @@ def place() -> Path | None:
 
 
 def found(folder: Path) -> dict[str, bool]:
-    """What is remembered in a folder, or in the folder of notebooks inside it."""
+    """Read what is remembered in a folder, or in the folder of notebooks inside it."""
     files = (place(), folder / FILE, folder / "notebooks" / FILE)
     return next((read(file) for file in files if file and file.is_file()), {})
 
 
 def read(file: Path) -> dict[str, bool]:
-    """What a file remembers; nothing if it cannot be read."""
+    """Read what a file remembers; nothing if it cannot be read."""
     try:
         content = json.loads(file.read_bytes())
     except (OSError, ValueError):

@@ -34,7 +34,7 @@ Holds = Callable[[Answer, Answer, Generator], None]
 
 @dataclass(frozen=True)
 class Checks:
-    """What the code below a ✓ may call.
+    """The functions that the code below a ✓ may call.
 
     A size is a tuple, a mapping, or one value, for `draw`; with several sizes, the
     property has to hold for each.

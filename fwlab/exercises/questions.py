@@ -1,4 +1,4 @@
-"""What a notebook asks beside its exercises: predictions, and blanks of derivations.
+"""The questions of a notebook beside its exercises: predictions, and blanks of derivations.
 
 The questions of a notebook are in the file course/NN_name.toml. Lines of a long text
 are joined with spaces, except those of a derivation.
@@ -98,7 +98,7 @@ class Question:
 
     @property
     def percent(self) -> bool:
-        """Whether the answer is a number of percent."""
+        """True if the answer is a number of percent."""
         return bool(re.search("(in|many) percent", self.text))
 
     @property
@@ -132,7 +132,7 @@ def _question(name: str, notebook: str, table: dict[str, Any]) -> Question:
 
 
 def _all() -> dict[str, Question]:
-    """What all notebooks ask. Raises `ValueError` if two use the same name."""
+    """Collect what all notebooks ask. Raises `ValueError` if two use the same name."""
     every: dict[str, Question] = {}
     for file in sorted(Path(__file__).with_name("course").glob("*.toml")):
         for name, table in tomllib.loads(file.read_text("utf-8")).items():
@@ -202,7 +202,7 @@ def _print(derivation: Question) -> None:
 
 
 def _wrong(derivation: Question, letter: str, expression: Any) -> str:
-    """What is wrong with the expression in a blank; "" = nothing."""
+    """Say what is wrong with the expression in a blank; "" = nothing."""
     blank = derivation.blanks[letter]
     if str(expression).strip() in ("Ellipsis", "...", ""):
         return "still empty."
@@ -283,7 +283,7 @@ def _derived(
 
 
 def _value(expression: Any, symbols: Mapping[str, Tensor]) -> Tensor:
-    """What an expression gives; it gets copies of the symbols."""
+    """Evaluate an expression; it gets copies of the symbols."""
     text = f"({str(expression).strip()})"  # in brackets, it may have several lines
     names: dict[str, Any] = {"torch": torch}
     for name in _names(text):
@@ -419,7 +419,7 @@ def predictions() -> None:
 
 
 def is_right(question: Question, answer: Any) -> bool:
-    """Whether an answer is the right one, within the question's tolerance."""
+    """Tell whether an answer is the right one, within the question's tolerance."""
     return _near(question, answer, question.truth)
 
 
@@ -482,7 +482,7 @@ def _typed(question: Question, text: str) -> float:
 
 
 def _tried(question: Question, computed: Any) -> float | str | None:
-    """What a notebook has found; where that is no answer, as text."""
+    """Return what a notebook has found; where that is no answer, as text."""
     try:
         return None if computed is None else _read(question, computed)
     except ValueError:
