@@ -802,7 +802,7 @@ def test_a_closed_pipe_ends_other_commands_silently():
     """As after `head -1`, but closed for sure before the first line."""
     read, write = os.pipe()
     os.close(read)
-    command = [sys.executable, "-m", "fwlab", "reproduce"]
+    command = [sys.executable, "-m", "fwlab", "exercises", "list"]
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (141, b"")

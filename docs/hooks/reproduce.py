@@ -1,33 +1,34 @@
-"""Puts results of `fwlab reproduce` in place of `<!-- reproduce: ... -->`.
+"""Puts results of docs/reproduce/NAME.py in place of `<!-- reproduce: ... -->`.
 
 `NAME full` and `NAME quick` are the figure, the claims and the hyper-parameters
-of an experiment, `index` is a table of all claims, which can be downloaded, too.
-What was not run is not drawn. `<!-- full: ... -->` after a number in a page says
+of an experiment, `index` is a table of all claims. The file of the same table is
+written by `python docs/hooks/reproduce.py`. What was not run is not drawn. `<!-- full: ... -->` after a number in a page says
 what it is of the results; tests/site/test_reproduce.py compares the two.
 """
 
 import csv
 import io
 import re
+import sys
 from collections import Counter
 from functools import cache
 from typing import Any, NamedTuple
 
 import plots
-from mkdocs.structure.files import File
 from repository import ROOT
 from templates import render
 
-from fwlab.experiments import EXPERIMENTS, Claim, Experiment, results, verdict
-from fwlab.experiments.runs import texts_of
+sys.path.insert(0, str(ROOT / "docs" / "reproduce"))
+from frame import NAMES, Claim, Experiment, Points, load, results, verdict
+from text import texts_of
 
-RESULTS = ROOT / "docs" / "results"
 MARK = re.compile(r"<!-- reproduce: (\S+) ?(\S*) -->")
 #: After a number: the version, of another page with its name, and an expression; or
 #: that it is given.
 CHECKED = re.compile(r"<!-- (?:(full|quick)(?: (\S+))?: (.+?)|given) -->")
-VERSIONS = {"full": RESULTS, "quick": RESULTS / "quick"}
-TABLE = "reproduce/claims.csv"
+VERSIONS = ("full", "quick")
+EXPERIMENTS = {name: load(name) for name in NAMES}
+TABLE = ROOT / "docs" / "reproduce" / "claims.csv"
 #: Verdicts in the order of a sorted table.
 VERDICTS = ("reproduced", "holds", "seeds overlap", "not", "does not", "not run")
 #: Learning rates are listed for every mixer, also where all have the same.
@@ -61,7 +62,7 @@ class Row(NamedTuple):
     def corpora(self) -> str:
         """What the points of its experiment have read, in this version."""
         results = _read(self.experiment, self.version)
-        return "; ".join(_texts(results["points"] if results else []))
+        return "; ".join(_texts(results["points"] if results else Points()))
 
     @property
     def protocol(self) -> str:
@@ -74,7 +75,6 @@ class Row(NamedTuple):
 
 def on_files(files, config):
     _load.cache_clear()  # `mkdocs serve` builds again
-    files.append(File.generated(config, TABLE, content=_csv()))
     return files
 
 
@@ -137,8 +137,8 @@ def _rows() -> list[Row]:
     return rows
 
 
-def _csv() -> str:
-    """The table of all claims as a file."""
+def table() -> str:
+    """Write the table of all claims as CSV."""
     rows = [
         {
             "experiment": row.experiment.name,
@@ -163,7 +163,7 @@ def _csv() -> str:
 
 def _result(experiment: Experiment, version: str) -> str:
     results = _read(experiment, version)
-    points = results["points"] if results else []
+    points = results["points"] if results else Points()
     claims = _claims(experiment, results)
     return render(
         "reproduce/result.html",
@@ -178,12 +178,12 @@ def _result(experiment: Experiment, version: str) -> str:
     )
 
 
-def _texts(points: list[dict]) -> list[str]:
+def _texts(points: Points) -> list[str]:
     """The corpora that points have read."""
     return [text for every in texts_of(points).values() for text in every]
 
 
-def _setup(experiment: Experiment, version: str, points: list[dict]) -> dict[str, Any]:
+def _setup(experiment: Experiment, version: str, points: Points) -> dict[str, Any]:
     """The hyper-parameters of all points, a row for each mixer.
 
     - Returns `equal`, texts by name where all rows are equal; `columns`;
@@ -244,11 +244,14 @@ def _figure(experiment: Experiment, version: str, results: dict, claims) -> str:
 
 
 def _claims(experiment: Experiment, results: dict | None) -> list[Claim]:
-    return experiment.claims(results["points"]) if results else []
+    return [*experiment.claims(results["points"])] if results else []
 
 
 def _read(experiment: Experiment, version: str) -> dict | None:
-    return _load(experiment, VERSIONS[version])
+    return _load(experiment.name, version == "quick")
 
 
 _load = cache(results)
+
+if __name__ == "__main__":
+    TABLE.write_text(table(), encoding="utf-8")

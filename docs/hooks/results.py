@@ -7,6 +7,7 @@ whose files are missing is left out.
 """
 
 import re
+import sys
 from itertools import groupby
 
 import crossings
@@ -14,9 +15,11 @@ import plots
 from repository import ROOT
 from templates import TEMPLATES, render
 
-from fwlab.experiments.language_model import CONVOLUTION, longer
 from fwlab.files import read_json
 from fwlab.models import MIXERS
+
+sys.path.insert(0, str(ROOT / "docs" / "reproduce"))
+from frame import results
 
 RESULTS = ROOT / "docs" / "results"
 TRAINING, HYBRIDS = "nanogpt-cpu", "hybrid-cpu"
@@ -290,10 +293,11 @@ def _runs() -> list[dict]:
 
 def _controls() -> list[dict]:
     """The runs without a memory, as training runs."""
-    points = (_read(CONTROLS) or {"points": []})["points"]
+    found = results(CONTROLS, quick=False)
+    points = found["points"](size="nanogpt", mixer="convolution") if found else []
     return [
         {**p, "config": {"mixer": NO_MEMORY}, "validation_loss": p["loss"]}
-        for p in longer(points, CONVOLUTION)
+        for p in points
     ]
 
 

@@ -11,8 +11,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import pairwise
@@ -28,7 +29,7 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from fwlab import plots
-from fwlab.files import read_json, replacing, write_json
+from fwlab.files import destination, read_json, replacing, write_json
 from fwlab.provenance import provenance
 
 HERE = Path(__file__).parent
@@ -384,7 +385,7 @@ class Runs:
         write_json(self._path(index), {"point": point, "run": made_by})
         return point
 
-    def run_all(self, jobs: int) -> Iterator[Point]:
+    def run_all(self, jobs: int) -> Generator[Point, None, None]:
         """Run what is not finished; yields each point when it is."""
         left = [i for i in range(len(self.points)) if self.read(i) is None]
         context = multiprocessing.get_context("spawn")
@@ -530,7 +531,13 @@ def main(experiment: Experiment) -> None:
     given = parser.parse_args()
     if given.jobs < 1:
         parser.error(f"expected jobs to be at least 1, got {given.jobs}")
-    runs = Runs(experiment, given.quick, given.out)
+    try:
+        _work(Runs(experiment, given.quick, given.out), given)
+    except (ValueError, OSError) as error:
+        parser.exit(2, f"{experiment.name}.py: {error}\n")
+
+
+def _work(runs: Runs, given: argparse.Namespace) -> None:
     done = [runs.read(i) is not None for i in range(len(runs.points))]
     if given.list:
         for index, point in enumerate(runs.points):
@@ -538,16 +545,21 @@ def main(experiment: Experiment) -> None:
                 f"{index:4}  {'finished' if done[index] else '-':<8}  {_words(point)}"
             )
         return
+    for ending in ("json", "svg"):  # it may take hours until they are written
+        destination(runs.out / f"{runs.name}.{ending}")
     if given.point is not None:
         print(_words(runs.run(given.point)))
         return
     if not given.collect:
-        with tqdm(total=len(done), initial=sum(done), unit="point") as bar:
-            for point in runs.run_all(given.jobs):
+        with (
+            closing(runs.run_all(given.jobs)) as new,
+            tqdm(total=len(done), initial=sum(done), unit="point") as bar,
+        ):
+            for point in new:
                 bar.set_postfix_str(_words({n: point[n] for n in runs.points[0]}))
                 bar.update()
     points = runs.collect()["points"]
-    claims = [*experiment.claims(points)]
+    claims = [*runs.experiment.claims(points)]
     for claim in claims:
         known = f"published {claim.published}" if claim.published else "ours"
         print(f"{claim.text}\n  {known} | {claim.found} | {claim.verdict}")
@@ -555,6 +567,5 @@ def main(experiment: Experiment) -> None:
 
 
 def _words(point: Point) -> str:
-    return ", ".join(
-        f"{name} {x}" for name, x in point.items() if not isinstance(x, list | dict)
-    )
+    plain = {n: x for n, x in point.items() if not isinstance(x, list | dict)}
+    return ", ".join(f"{name} {x}" for name, x in plain.items())

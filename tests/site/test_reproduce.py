@@ -13,13 +13,14 @@ from built import ROOT
 
 sys.path.insert(0, str(ROOT / "docs" / "hooks"))
 import reproduce as hook
+from frame import Points
+from reproduce import EXPERIMENTS
 
-from fwlab.experiments import EXPERIMENTS
-
+FOLDER = ROOT / "docs" / "reproduce"
 RESULTS = {
-    (name, version): folder / f"{name}.json"
+    (name, version): FOLDER / f"{name}{'.quick' * (version == 'quick')}.json"
     for name in EXPERIMENTS
-    for version, folder in hook.VERSIONS.items()
+    for version in hook.VERSIONS
 }
 
 
@@ -49,7 +50,7 @@ def test_pages_show_their_results(built):
         bodies = [
             (body, re.findall("<tr>.*</tr>", body)) for body in text.split("<tbody>")
         ]
-        claims = EXPERIMENTS[name].claims(results["points"])
+        claims = [*EXPERIMENTS[name].claims(Points(results["points"]))]
         for claim in claims:
             row = hook.Row(EXPERIMENTS[name], version, claim)
             if claim.holds is None:
@@ -80,8 +81,9 @@ def test_the_index_has_every_claim(built, site):
     for each in hook._index():
         assert f"{each['experiment'].name}.html" in page and each["state"] in page
     rows = hook._rows()
-    with (site / hook.TABLE).open(encoding="utf-8", newline="") as file:
-        listed = list(csv.DictReader(file))
+    written = (site / "reproduce" / "claims.csv").read_text("utf-8")
+    assert written == hook.table(), "python docs/hooks/reproduce.py writes this file"
+    listed = list(csv.DictReader(written.splitlines()))
     assert [each["claim"] for each in listed] == [row.claim.text for row in rows]
     for row, each in zip(rows, listed, strict=True):
         assert f"<td>{row.claim.text}</td>" in page
@@ -215,6 +217,7 @@ def test_only_what_was_run_is_drawn(name):
     points = json.loads(RESULTS[name, "quick"].read_text("utf-8"))["points"]
 
     def drawing(points):
+        points = Points(points)
         figure = EXPERIMENTS[name].draw(points)
         return [
             (tuple(line.get_xdata()), tuple(line.get_ydata()))
@@ -225,9 +228,8 @@ def test_only_what_was_run_is_drawn(name):
     assert str(drawing(points[1:])) != str(drawing(points))
 
 
-def test_missing_results_draw_nothing(monkeypatch, tmp_path):
-    monkeypatch.setitem(hook.VERSIONS, "full", tmp_path)
+def test_missing_results_draw_nothing(monkeypatch):
+    monkeypatch.setattr(hook, "_load", lambda name, quick: None)
     shown = hook._fill("capacity", "full")
     assert "has not been run yet" in shown and "<svg" not in shown
-    monkeypatch.setitem(hook.VERSIONS, "quick", tmp_path)
     assert {each["state"] for each in hook._index()} == {"not run"}
