@@ -387,7 +387,7 @@ def test_every_grid(name):
             assert all(isinstance(v, int | float | str) for v in point.values())
         sizes = [point.get("S", 0) for point in points]
         assert all(a <= b for a, b in pairwise(sizes))  # stopped: all maps up to some S
-        assert {point["seed"] for point in points} == {1, 2, 3}
+        assert {point["seed"] for point in points} >= {1, 2, 3}
         known = {tuple(point.values()) for point in points}
         saved = results(name, quick)
         for p in saved["points"] if saved else []:
