@@ -71,6 +71,22 @@ def test_the_verdict_of_a_claim(which, published, ours):
     assert Claim("", "", "", *which).verdict == ours
 
 
+def test_few_seeds_and_untrained_models_are_no_evidence():
+    assert order("", [[1.0], [2.0, 3.0, 4.0]], "1 (Table 1)").verdict == "one seed"
+    assert holds("", [1.0, 2.0], bool).verdict == "one seed"
+    low, none = [0.1] * 3, {2: [0.9]}
+    assert every("", {1: low, 2: [0.2]}, lambda x: x < 0.5).verdict == "one seed"
+    assert every("", {1: low} | none, lambda x: x < 0.5).verdict == "one seed"
+    # One failure of three seeds decides, whatever the others have.
+    assert every("", {1: [0.8] * 3} | none, lambda x: x < 0.5).verdict == "does not"
+    assert (
+        every("", {1: [0.1, 0.9, 0.8]} | none, lambda x: x < 0.5).verdict == "one seed"
+    )
+    trained = {"a": [2.0, 2.1, 2.2], "b": [2.4, 2.45, 2.6]}
+    assert order("{}", trained, trivial=2.5).verdict == "holds"
+    assert order("{}", trained, trivial=2.45).verdict == "not trained far enough"
+
+
 def test_the_verdict_of_an_experiment():
     yes, no, overlap, left = (
         Claim("", "1 (Table 1)", "", *which)

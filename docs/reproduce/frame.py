@@ -84,6 +84,8 @@ class Claim(NamedTuple):
       other's. None = nothing to compare, or fewer than three seeds.
     - `protocol`: how our protocol differs from the published one; "" = it
       does not.
+    - `seeds`: the fewest seeds behind a number that decides.
+    - `trained`: whether all models have learned more than what is trivial.
     """
 
     text: str
@@ -92,14 +94,20 @@ class Claim(NamedTuple):
     holds: bool | None
     apart: bool | None = None
     protocol: str = ""
+    seeds: int = 3
+    trained: bool = True
 
     @property
     def verdict(self) -> str:
-        """What came out, in a word or two; overlapping seeds are no yes."""
+        """What came out, in a few words; overlapping seeds are no yes."""
         if self.holds is None:
             return "not run"
+        if not self.trained:
+            return "not trained far enough"
         if self.apart is False:
             return "seeds overlap"
+        if self.seeds < 3:
+            return "one seed"
         yes, no = ("reproduced", "not") if self.published else ("holds", "does not")
         return yes if self.holds else no
 
@@ -112,6 +120,7 @@ def order(
     sign: str = "<",
     spec: str = ".3f",
     protocol: str = "",
+    trivial: float | None = None,
 ) -> Claim:
     """Claim that sides are in this order, by their medians.
 
@@ -120,6 +129,8 @@ def order(
     - `sides`: the numbers of each, perhaps by name. An empty side was not run.
     - `sign`: "<", or ">" if the largest come first.
     - `spec`: how numbers are written.
+    - `trivial`: a loss that needs no training; if the median of a side is not below
+      it, that model says nothing about its layers.
     - `apart` of the claim: neighbouring sides do not overlap, all if it holds,
       and otherwise two that are in the wrong order.
     """
@@ -140,7 +151,10 @@ def order(
                 if yes or not good
             ]
             apart = all(clear) if yes else any(clear)
-    return Claim(text, published, _against(numbers, spec), yes, apart, protocol)
+    found = _against(numbers, spec)
+    seeds = min(map(len, numbers), default=0)
+    trained = trivial is None or all(median(x) < trivial for x in numbers if x)
+    return Claim(text, published, found, yes, apart, protocol, seeds, trained)
 
 
 def holds(
@@ -160,7 +174,8 @@ def holds(
     side = _numbers(numbers)
     yes = true(median(side)) if side else None
     apart = len({true(x) for x in side}) == 1 if len(side) >= 3 else None
-    return Claim(text, published, _against([side], spec), yes, apart, protocol)
+    found = _against([side], spec)
+    return Claim(text, published, found, yes, apart, protocol, len(side))
 
 
 def every(
@@ -214,7 +229,11 @@ def every(
         apart = (
             False if not all(agree.values()) else True if sure and all(sure) else None
         )
-    return Claim(text, published, found or "–", yes, apart, protocol)
+    if yes is False:  # one group is enough, and best the one of most seeds
+        fewest = max((len(run[at]) for at in decide if agree[at]), default=3)
+    else:
+        fewest = min((len(run[at]) for at in decide), default=3)
+    return Claim(text, published, found or "–", yes, apart, protocol, fewest)
 
 
 def _numbers(side: Numbers) -> list[float]:
@@ -246,7 +265,8 @@ def verdict(claims: Iterable[Claim]) -> str:
     run = words - {"not run"}
     if not run:
         return "not run"
-    word = run.pop() if len(run) == 1 and "seeds overlap" not in run else "partly"
+    clear = len(run) == 1 and run < {"reproduced", "not", "holds", "does not"}
+    word = run.pop() if clear else "partly"
     so_far = " so far" if "not run" in words else ""
     return f"{'' if counted[0].published else 'ours: '}{word}{so_far}"
 
