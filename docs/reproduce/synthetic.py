@@ -1,0 +1,272 @@
+"""The synthetic settings of Schlag et al. 2021: their grids, and claims by size.
+
+A setting is a table of series: what is trained, at which numbers of keys, and
+which losses were published.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import inf
+from operator import ge, le
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from frame import Claim, Point, Points, every, order
+
+from fwlab.models import retriever
+from fwlab.models.retriever import ALL, BATCH, GAIN, ONE, SHORT_PATIENCE, SOLVED, d_dot
+
+
+class Series(NamedTuple):
+    """A rule with a feature map, and how it is trained and drawn.
+
+    - `published`: final losses in the authors' logs, by S; one seed each.
+    - `sizes`: numbers of keys at which all keys are asked. One is asked, as
+      published, where these are anchors of the setting or near the capacity.
+    - `edge`: the last S up to which all published losses are at most 0.001, and
+      the first from which none is; (0, 0) = the rule can't; None = no claim.
+    - `quick`, `quick_one`: sizes of the quick version, by what is asked.
+    - `one`: sizes at which one key is asked instead of these.
+    - `lr`, `batch`: of training with one key.
+    """
+
+    published: Mapping[int, float]
+    rule: str
+    map: str
+    label: str
+    color: str
+    sizes: tuple[int, ...]
+    edge: tuple[float, float] | None = None
+    quick: tuple[int, ...] = ()
+    quick_one: tuple[int, ...] = ()
+    one: tuple[int, ...] | None = None
+    marker: str = ""
+    line: str = ""
+    lr: float = 1e-3
+    batch: int = BATCH[ONE]
+
+
+class Part(NamedTuple):
+    """Some points of a version: those that are finished, and all of its grid."""
+
+    points: Points
+    grid: Points
+
+    def __call__(
+        self, true: Callable[[Point], bool] = lambda point: True, **wanted: Any
+    ) -> "Part":
+        """Select points of which something is true, with these values."""
+        return Part(*(Points(filter(true, each(**wanted))) for each in self))
+
+    def of(self, series: Series, **wanted: Any) -> "Part":
+        """Select the points of a series, with these values."""
+        return self(rule=series.rule, map=series.map, **wanted)
+
+    def by_size(self, column: str = "loss") -> dict[int, list[float | None]]:
+        """Return the numbers of all seeds for each number of keys of the grid."""
+        return {S: self.points(S=S)[column] for S in self.grid.by("S")}
+
+    @property
+    def quick(self) -> bool:
+        return self.grid[0]["d_key"] < 64
+
+    @property
+    def protocol(self) -> str:
+        """How the protocol of these points differs from the published one."""
+        p, gain = self.grid[0], max(self.grid["gain"])
+        parts = {
+            f"keys of width {p['d_key']}": self.quick,
+            f"asks {ALL} of {p['batch']} sequences a step": p["ask"] == ALL,
+            # Those of the authors: 100,000.
+            f"{p['budget']:,} optimiser steps at most": True,
+            f"stops after {SHORT_PATIENCE} evaluations that gain at most {gain:g}": gain,
+        }
+        return ", ".join(part for part, there in parts.items() if there)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A task, and the grids of its series.
+
+    - `series`: rules and feature maps.
+    - `repeat`: whether keys return, in sequences of 2S pairs.
+    - `figure`: where the losses were published.
+    - `anchors`: where one key is asked as well.
+    - `d_key`, `budget`: of the quick version: width of keys, optimiser steps.
+    """
+
+    series: tuple[Series, ...]
+    repeat: bool
+    figure: str
+    anchors: tuple[int, ...]
+    d_key: int
+    budget: int
+
+    def points(self, quick: bool) -> list[Point]:
+        """Order points by S, so that a stopped run has all series up to some S."""
+        d_key, budget = (self.d_key, self.budget) if quick else (64, 20_000)
+        grid = []
+        for s in self.series:
+            sizes, one = (s.quick, s.quick_one) if quick else (s.sizes, s.one)
+            load = {
+                S: self.load(s.rule, s.map, S, d_key) for S in (*sizes, *(one or ()))
+            }
+            if one is None:
+                one = [S for S in sizes if S in self.anchors or 0.85 <= load[S] <= 1.1]
+            for S, ask in [*product(sizes, [ALL]), *product(one, [ONE])]:
+                # Asking one key takes longest.
+                unsure = 0.6 <= load[S] <= 1.5 and (ask == ALL or s.map == "linear")
+                # The paper has no rule to stop at what can't be solved.
+                short = load[S] > 1.1 or (self.repeat and s.rule == "sum")
+                grid += [
+                    {
+                        "rule": s.rule,
+                        "map": s.map,
+                        "S": S,
+                        "d_key": d_key,
+                        "ask": ask,
+                        "batch": BATCH[ALL] if ask == ALL else s.batch,
+                        "seed": seed,
+                        "budget": budget,
+                        "gain": GAIN if ask == ALL and short else 0.0,
+                    }
+                    for seed in ((1, 2, 3) if quick or S == 20 or unsure else (1,))
+                ]
+        return sorted(grid, key=lambda point: point["S"])
+
+    def load(self, rule: str, map: str, S: int, d_key: int, **_: Any) -> float:
+        """Return the keys per feature; 0 where another thing sets the limit."""
+        adds = self.repeat and rule == "sum"
+        if adds or rule == "fwm" or map.startswith("favor"):
+            return 0.0
+        return S / (d_dot(map, d_key) or inf)
+
+    def series_of(self, point: Point) -> Series:
+        same = point["rule"], point["map"]
+        return next(s for s in self.series if (s.rule, s.map) == same)
+
+    def run(self, point: Point) -> Point:
+        S, phi, repeat = point["S"], point["map"], self.repeat
+        torch.manual_seed(point["seed"])
+        # Only FAVOR+ as published needs the epsilon to be as published.
+        epsilon = retriever.EPSILON if phi.startswith("favor") else 0.0
+        model = retriever.Retriever(S, point["d_key"], point["rule"], phi, epsilon)
+        how = {name: point[name] for name in ("budget", "batch", "ask", "gain")}
+        length = 2 * S if repeat else S
+        trained = retriever.train(
+            model, length, repeat, lr=self.series_of(point).lr, **how
+        )
+        loss = retriever.evaluate(model, length, repeat, as_published=not repeat)
+        return {
+            "d_dot": d_dot(phi, point["d_key"]),
+            **trained,
+            "loss_2S" if repeat else "loss_published": (
+                None if trained["loss"] is None else round(loss, 5)
+            ),
+        }
+
+    def setup(self, point: Point) -> Point:
+        return {**retriever.SETUP, "lr": self.series_of(point).lr}
+
+    # --- Claims -----------------------------------------------------------
+
+    def part(self, points: Points) -> Part:
+        """Return points with the grid of the version that they are of."""
+        return Part(points, Points(self.points(points[0]["d_key"] < 64)))
+
+    def edges(self, part: Part):
+        """Say where published losses are at most 0.001, and where they are not."""
+        for s, ask, solved in product(self.series, (ALL, ONE), (True, False)):
+            if s.edge:
+                # Features that are fewer hold less; attention has none.
+                scale = 1 if s.rule == "softmax" else part.grid[0]["d_key"] / 64
+                yield from self.edge(part.of(s, ask=ask), s, ask, solved, scale)
+
+    def edge(self, part: Part, s: Series, ask: str, solved: bool, scale: float):
+        """Say so of one side of the edge of a series, if it has sizes there."""
+        inside, edge = (le, s.edge[0]) if solved else (ge, s.edge[1])
+        part = part(lambda p: inside(p["S"], edge * scale))
+        sizes = part.grid.by("S")
+        if not sizes:
+            return
+        theirs = {
+            S: loss
+            for S, loss in s.published.items()
+            if inside(S, edge) and (S in sizes or part.quick)
+        }
+        most, bound = (max, "at most") if solved else (min, "at least")
+        # Of softmax attention we know no more of these losses.
+        limit = f"{most(theirs.values()):.4f}" if theirs else SOLVED
+        yield every(
+            f"{s.label}, {ask}: {'' if solved else 'not '}solved {at(sizes, solved)}",
+            part.by_size(),
+            lambda loss: (loss <= SOLVED) is solved,
+            f"{bound} {limit} {at(theirs or sizes, solved)} ({self.figure})",
+            worst=lambda loss: loss if solved else -loss,
+            protocol=part.protocol,
+        )
+
+    def agreement(self, part: Part) -> Claim:
+        """Claim that asking all keys ends where asking one key does."""
+        off = {}
+        for (rule, phi, S), grid in part.grid.by("rule", "map", "S").items():
+            if len(grid.by("ask")) == 2 and not 0.85 <= self.load(**grid[0]) <= 1.1:
+                same = part.points(rule=rule, map=phi, S=S)
+                both = [numbers(same(ask=ask)["loss"]) for ask in (ALL, ONE)]
+                label = f"{self.series_of(grid[0]).label}, S = {S}"
+                off[label] = [median(both[0]) - median(both[1])] if all(both) else []
+        return every(
+            f"{ALL} and {ONE} end within 0.02 of each other, except near the capacity",
+            *(off, lambda x: abs(x) <= 0.02),
+            spec="+.4f",
+            x="",
+            worst=abs,
+        )
+
+
+def numbers(losses: Sequence[float | None]) -> list[float]:
+    """Return losses, of which those of failed runs are infinite."""
+    return [inf if loss is None else loss for loss in losses]
+
+
+def at(sizes: Collection[int], solved: bool) -> str:
+    """Write sizes: of what is solved the last one, and otherwise the first."""
+    if len(sizes) == 1:
+        return f"at S = {min(sizes)}"
+    return f"up to S = {max(sizes)}" if solved else f"from S = {min(sizes)}"
+
+
+def ordered(text: str, part: Part, series: Sequence[Series], S: int, where: str):
+    """Claim that series have this order, the lowest loss first.
+
+    - `part`: of one size, asked in one way.
+    - `S`, `where`: the published size, and its figure.
+    """
+    losses = {s.label: part.of(s).points["loss"] for s in series}
+    theirs = " < ".join(f"{s.published[S]:.4f}" for s in series)
+    published = f"{theirs} {where}"
+    return order(text, losses, published, spec=".4f", protocol=part.protocol)
+
+
+def near(
+    label: str,
+    own: Mapping[int, Sequence[float | None]],
+    theirs: Mapping[int, float],
+    where: str,
+    protocol: str,
+    most: float = 0.04,
+    spec: str = "+.4f",
+) -> Claim:
+    """Claim that losses by size are near the published ones, where there are any."""
+    losses = [theirs[S] for S in own if S in theirs]
+    return every(
+        f"{label}: within {most} of the published losses",
+        {S: [x - theirs[S] for x in numbers(own[S])] for S in own if S in theirs},
+        lambda off: abs(off) <= most,
+        f"{min(losses):.4f} to {max(losses):.4f} ({where})",
+        spec=spec,
+        worst=abs,
+        protocol=protocol,
+    )
