@@ -12,7 +12,7 @@ from math import log10
 import torch
 from frame import Experiment, Point, Points, every, main
 from matplotlib.figure import Figure
-from synthetic import near
+from synthetic import near, numbers
 
 from fwlab import plots
 from fwlab.data.retrieval import FIGURE_2, retrieval
@@ -79,7 +79,7 @@ def claims(points: Points):
     def of(variant: str, column: str = "loss", late: bool = True):
         sizes = (40, STUCK) if steps == QUICK else PUBLISHED
         some = points(variant=variant)
-        return {S: some(S=S)[column] for S in sizes if (S >= STUCK) is late}
+        return {S: numbers(some(S=S), column) for S in sizes if (S >= STUCK) is late}
 
     yield every(
         f"as published, the loss stays at 0.5 from S = {STUCK} on",
@@ -87,7 +87,7 @@ def claims(points: Points):
         protocol=protocol,
     )
     label, losses = f"as published, below S = {STUCK}", of(PLAIN, late=False)
-    yield near(label, losses, PUBLISHED, "Fig. 2", protocol, 0.05, "+.3f")
+    yield near(label, losses, PUBLISHED, 0.05, "Fig. 2", "+.3f", protocol)
     yield every(
         "there log10 of the denominator is far below that of epsilon, -6",
         *(of(PLAIN, "log10_denominator"), lambda size: size < -8),

@@ -10,7 +10,7 @@ from typing import Any
 
 from frame import Claim, Experiment, Points, every, holds, main, order
 from matplotlib.figure import Figure
-from synthetic import Part, Series, Setting, near, numbers, ordered
+from synthetic import Series, Setting, by_size, narrow, near, numbers, ordered, protocol
 
 from fwlab import plots
 from fwlab.data.retrieval import columns
@@ -65,52 +65,48 @@ SUM, GATED, FWM, FWM_TANH, LINEAR, DPFP_1, DPFP_2 = SETTING.series
 
 
 def claims(points: Points):
-    part = SETTING.part(points)
-    yield from SETTING.edges(part)
+    quick, points = narrow(points), SETTING.whole(points)
+    yield from SETTING.edges(points)
     for ask in (ALL, ONE):
-        yield gap(part(ask=ask, map="dpfp-1"), ask)
+        yield gap(points(ask=ask, map="dpfp-1"), ask)
     # From the lowest to the highest published loss.
     rules, S, where = [DPFP_1, FWM, SUM, FWM_TANH], 20, "(Fig. 3)"
-    if part.quick:
+    if quick:
         rules, S, where = rules[:3], 8, "at S = 20 (Fig. 3)"
-    small = part(S=S, ask=ONE)
+    small = points(S=S, ask=ONE)
     yield ordered(f"S = {S}, {ONE}: {{}}", small, rules, 20, where)
-    if not part.quick:
+    if not quick:
         for s, start in ((SUM, 20), (LINEAR, 80), (DPFP_1, 120)):
-            own = part.of(s, ask=ALL)(lambda p, start=start: p["S"] >= start)
-            label, losses = f"{s.label}, from S = {start}", own.by_size()
-            yield near(label, losses, s.published, "logs", own.protocol)
-        rules = [DPFP_2, DPFP_1, SUM, LINEAR]
-        large = part(S=200, ask=ALL)
+            own = Points(p for p in s.of(points, ask=ALL) if p["S"] >= start)
+            label, losses = f"{s.label}, from S = {start}", by_size(own)
+            yield near(label, losses, s.published, protocol=protocol(own))
+        large, rules = points(S=200, ask=ALL), [DPFP_2, DPFP_1, SUM, LINEAR]
         yield ordered(f"S = 200, {ALL}: {{}}", large, rules, 200, "(Fig. 5)")
-        delta = small.of(DPFP_1).points
+        delta = [p for p in DPFP_1.of(small) if "steps" in p]
         yield holds(
             f"S = 20, {ONE}: delta, DPFP-1 is solved within 1,000 optimiser steps",
             [p["steps"] if p["ended"] == "solved" else None for p in delta],
             lambda steps: steps <= 1000,
             "700 (Fig. 3)",
             spec=".0f",
-            protocol=small.protocol,
+            protocol=protocol(small),
         )
     # With more repetitions the sum rule gets worse.
-    add = small.of(SUM).points
+    add = SUM.of(small)
     text = f"S = {S}, sum, DPFP-1, {ONE}: better evaluated at L = S than at L = 2S"
-    yield order(text, [add["loss"], add["loss_2S"]])
-    yield SETTING.agreement(part)
+    yield order(text, [numbers(add), numbers(add, "loss_2S")])
+    yield SETTING.agreement(points)
 
 
-def gap(part: Part, ask: str) -> Claim:
+def gap(points: Points, ask: str) -> Claim:
     """The delta rule below the sum rule at every size that both have."""
-    low, high = (
-        {S: numbers(losses) for S, losses in part.of(s).by_size().items()}
-        for s in (DPFP_1, SUM)
-    )
+    low, high = (by_size(s.of(points)) for s in (DPFP_1, SUM))
     sizes = [S for S in low if S in high]
     run = [S for S in sizes if low[S] and high[S]]
     theirs = [
         loss - DPFP_1.published[S]
         for S, loss in SUM.published.items()
-        if S in sizes or part.quick
+        if S in sizes or narrow(points)
     ]
     claim = every(
         f"DPFP-1, {ask}: sum's loss minus delta's: above 0 at every S",
@@ -118,16 +114,16 @@ def gap(part: Part, ask: str) -> Claim:
         lambda gap: gap > 0,
         f"at least {min(theirs):.4f} (Fig. 5)",
         worst=lambda gap: -gap,
-        protocol=part.protocol,
+        protocol=protocol(points),
     )
-    # Of differences of medians, seeds that overlap can't be seen.
+    # Seeds that overlap can't be seen in differences of medians.
     overlap = any(max(low[S]) >= min(high[S]) for S in run)
     seeds = min((len(side[S]) for side in (low, high) for S in run), default=0)
     return claim._replace(apart=False if overlap else True if seeds >= 3 else None)
 
 
 def draw(points: Points) -> Figure:
-    quick = SETTING.part(points).quick
+    quick = narrow(points)
     figure, (left, right) = plots.grid(2, "number of keys $S$", "loss", height=3.6)
     for s in SETTING.series:
         own = points(rule=s.rule, map=s.map)

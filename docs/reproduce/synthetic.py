@@ -4,7 +4,7 @@ A setting is a table of series: what is trained, at which numbers of keys, and
 which losses were published.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import inf
@@ -47,43 +47,9 @@ class Series(NamedTuple):
     lr: float = 1e-3
     batch: int = BATCH[ONE]
 
-
-class Part(NamedTuple):
-    """Some points of a version: those that are finished, and all of its grid."""
-
-    points: Points
-    grid: Points
-
-    def __call__(
-        self, true: Callable[[Point], bool] = lambda point: True, **wanted: Any
-    ) -> "Part":
-        """Select points of which something is true, with these values."""
-        return Part(*(Points(filter(true, each(**wanted))) for each in self))
-
-    def of(self, series: Series, **wanted: Any) -> "Part":
-        """Select the points of a series, with these values."""
-        return self(rule=series.rule, map=series.map, **wanted)
-
-    def by_size(self, column: str = "loss") -> dict[int, list[float | None]]:
-        """Return the numbers of all seeds for each number of keys of the grid."""
-        return {S: self.points(S=S)[column] for S in self.grid.by("S")}
-
-    @property
-    def quick(self) -> bool:
-        return self.grid[0]["d_key"] < 64
-
-    @property
-    def protocol(self) -> str:
-        """How the protocol of these points differs from the published one."""
-        p, gain = self.grid[0], max(self.grid["gain"])
-        parts = {
-            f"keys of width {p['d_key']}": self.quick,
-            f"asks {ALL} of {p['batch']} sequences a step": p["ask"] == ALL,
-            # Those of the authors: 100,000.
-            f"{p['budget']:,} optimiser steps at most": True,
-            f"stops after {SHORT_PATIENCE} evaluations that gain at most {gain:g}": gain,
-        }
-        return ", ".join(part for part, there in parts.items() if there)
+    def of(self, points: Points, **wanted: Any) -> Points:
+        """Select its points, with these values."""
+        return points(rule=self.rule, map=self.map, **wanted)
 
 
 @dataclass(frozen=True)
@@ -172,50 +138,52 @@ class Setting:
 
     # --- Claims -----------------------------------------------------------
 
-    def part(self, points: Points) -> Part:
-        """Return points with the grid of the version that they are of."""
-        return Part(points, Points(self.points(points[0]["d_key"] < 64)))
+    def whole(self, points: Points) -> Points:
+        """Return the grid that points are of, with the results of those that ran."""
+        return Points(
+            next((p for p in points if point.items() <= p.items()), point)
+            for point in self.points(narrow(points))
+        )
 
-    def edges(self, part: Part):
+    def edges(self, points: Points):
         """Say where published losses are at most 0.001, and where they are not."""
         for s, ask, solved in product(self.series, (ALL, ONE), (True, False)):
             if s.edge:
                 # Features that are fewer hold less; attention has none.
-                scale = 1 if s.rule == "softmax" else part.grid[0]["d_key"] / 64
-                yield from self.edge(part.of(s, ask=ask), s, ask, solved, scale)
+                scale = 1 if s.rule == "softmax" else points[0]["d_key"] / 64
+                yield from self.edge(s.of(points, ask=ask), s, ask, solved, scale)
 
-    def edge(self, part: Part, s: Series, ask: str, solved: bool, scale: float):
+    def edge(self, points: Points, s: Series, ask: str, solved: bool, scale: float):
         """Say so of one side of the edge of a series, if it has sizes there."""
         inside, edge = (le, s.edge[0]) if solved else (ge, s.edge[1])
-        part = part(lambda p: inside(p["S"], edge * scale))
-        sizes = part.grid.by("S")
+        own = Points(p for p in points if inside(p["S"], edge * scale))
+        sizes = own.by("S")
         if not sizes:
             return
         theirs = {
             S: loss
             for S, loss in s.published.items()
-            if inside(S, edge) and (S in sizes or part.quick)
+            if inside(S, edge) and (S in sizes or narrow(own))
         }
         most, bound = (max, "at most") if solved else (min, "at least")
         # Of softmax attention we know no more of these losses.
         limit = f"{most(theirs.values()):.4f}" if theirs else SOLVED
         yield every(
             f"{s.label}, {ask}: {'' if solved else 'not '}solved {at(sizes, solved)}",
-            part.by_size(),
+            by_size(own),
             lambda loss: (loss <= SOLVED) is solved,
             f"{bound} {limit} {at(theirs or sizes, solved)} ({self.figure})",
             worst=lambda loss: loss if solved else -loss,
-            protocol=part.protocol,
+            protocol=protocol(own),
         )
 
-    def agreement(self, part: Part) -> Claim:
+    def agreement(self, points: Points) -> Claim:
         """Claim that asking all keys ends where asking one key does."""
         off = {}
-        for (rule, phi, S), grid in part.grid.by("rule", "map", "S").items():
-            if len(grid.by("ask")) == 2 and not 0.85 <= self.load(**grid[0]) <= 1.1:
-                same = part.points(rule=rule, map=phi, S=S)
-                both = [numbers(same(ask=ask)["loss"]) for ask in (ALL, ONE)]
-                label = f"{self.series_of(grid[0]).label}, S = {S}"
+        for some in points.by("rule", "map", "S").values():
+            p, both = some[0], [numbers(asked) for asked in some.by("ask").values()]
+            if len(both) == 2 and not 0.85 <= self.load(**p) <= 1.1:
+                label = f"{self.series_of(p).label}, S = {p['S']}"
                 off[label] = [median(both[0]) - median(both[1])] if all(both) else []
         return every(
             f"{ALL} and {ONE} end within 0.02 of each other, except near the capacity",
@@ -226,9 +194,31 @@ class Setting:
         )
 
 
-def numbers(losses: Sequence[float | None]) -> list[float]:
-    """Return losses, of which those of failed runs are infinite."""
-    return [inf if loss is None else loss for loss in losses]
+def narrow(points: Points) -> bool:
+    """Return whether keys are narrower than the paper's."""
+    return points[0]["d_key"] < 64
+
+
+def numbers(points: Points, column: str = "loss") -> list[float]:
+    """Return the numbers of the points that ran; that of a failed run is infinite."""
+    return [inf if p[column] is None else p[column] for p in points if column in p]
+
+
+def by_size(points: Points, column: str = "loss") -> dict[int, list[float]]:
+    """Return the numbers of all seeds, by the number of keys."""
+    return {S: numbers(some, column) for S, some in points.by("S").items()}
+
+
+def protocol(points: Points) -> str:
+    """Say how the protocol of points differs from the published one."""
+    p, gain = points[0], max(points["gain"])
+    parts = {
+        f"keys of width {p['d_key']}": narrow(points),
+        f"asks {ALL} of {p['batch']} sequences a step": p["ask"] == ALL,
+        f"{p['budget']:,} optimiser steps at most": True,  # the authors': 100,000
+        f"stops after {SHORT_PATIENCE} evaluations that gain at most {gain:g}": gain,
+    }
+    return ", ".join(part for part, there in parts.items() if there)
 
 
 def at(sizes: Collection[int], solved: bool) -> str:
@@ -238,32 +228,32 @@ def at(sizes: Collection[int], solved: bool) -> str:
     return f"up to S = {max(sizes)}" if solved else f"from S = {min(sizes)}"
 
 
-def ordered(text: str, part: Part, series: Sequence[Series], S: int, where: str):
+def ordered(text: str, points: Points, series: Sequence[Series], S: int, where: str):
     """Claim that series have this order, the lowest loss first.
 
-    - `part`: of one size, asked in one way.
+    - `points`: of one size, asked in one way.
     - `S`, `where`: the published size, and its figure.
     """
-    losses = {s.label: part.of(s).points["loss"] for s in series}
+    losses = {s.label: numbers(s.of(points)) for s in series}
     theirs = " < ".join(f"{s.published[S]:.4f}" for s in series)
     published = f"{theirs} {where}"
-    return order(text, losses, published, spec=".4f", protocol=part.protocol)
+    return order(text, losses, published, spec=".4f", protocol=protocol(points))
 
 
 def near(
     label: str,
-    own: Mapping[int, Sequence[float | None]],
+    own: Mapping[int, Sequence[float]],
     theirs: Mapping[int, float],
-    where: str,
-    protocol: str,
     most: float = 0.04,
+    where: str = "logs",
     spec: str = "+.4f",
+    protocol: str = "",
 ) -> Claim:
     """Claim that losses by size are near the published ones, where there are any."""
     losses = [theirs[S] for S in own if S in theirs]
     return every(
         f"{label}: within {most} of the published losses",
-        {S: [x - theirs[S] for x in numbers(own[S])] for S in own if S in theirs},
+        {S: [x - theirs[S] for x in own[S]] for S in own if S in theirs},
         lambda off: abs(off) <= most,
         f"{min(losses):.4f} to {max(losses):.4f} ({where})",
         spec=spec,

@@ -75,7 +75,7 @@ class Retriever(nn.Module):
     - `rule`: sum, delta, gated, softmax, or fwm (Schlag et al., "Learning
       associative inference using fast weight memory").
     - `phi`: name of the feature map, as for `feature_map`; of softmax, softmax.
-    - `epsilon`: added to the denominator of the sum rule, 0 or more.
+    - `epsilon`: added to the denominator of sum and gated, 0 or more.
     - Raises `ValueError` for another rule or map.
     """
 
@@ -112,7 +112,7 @@ class Retriever(nn.Module):
         """
         q, k, logits = self._project(keys, values, queries)
         if self.rule == "fwm":
-            return self._fast_weight_memory(q, k, values, torch.sigmoid(logits))
+            return self._fast_weight_memory(q, k, values, logits.sigmoid())
         weights = self._weights(q, k, logits)
         retrieved = weights.new_zeros(*queries.shape, self.symbols)
         return retrieved.scatter_add(-1, values[:, None].expand_as(weights), weights)
@@ -130,13 +130,13 @@ class Retriever(nn.Module):
         k = F.pad(k, (0, 0, 0, after))[:, :, None]
         v = F.pad(self._one_hot(values), (0, 0, 0, after))[:, :, None]
         beta = F.pad(torch.sigmoid(logits), (0, after))[:, :, None]
+        y: Any
         if self.rule == "sum":
             y = ops.sum_rule(q, k, v, normalize=True)
         elif self.rule == "delta":
             y = ops.delta_rule(q, k, v, beta)
         else:
             y = ops.gated_rule(q, k, v, beta, normalize=True)
-        assert isinstance(y, Tensor)
         return y[:, -after:, 0]
 
     def _project(
@@ -177,22 +177,21 @@ class Retriever(nn.Module):
         match = q @ k.mT
         if self.rule == "softmax":
             return torch.softmax(match / self.d_key**0.5, -1)
-        if self.rule == "sum":
-            total = match.sum(-1, keepdim=True) + self.epsilon
-            return match / total if self.epsilon else divide(match, total)
         beta = torch.sigmoid(logits)
+        if self.rule == "delta":
+            # y = q K^T (I + tril(diag(beta) K K^T, -1))^-1 diag(beta) V
+            system = (beta[..., None] * (k @ k.mT)).tril(-1)
+            solved = torch.linalg.solve_triangular(
+                system.mT, match.mT, upper=True, unitriangular=True
+            )
+            return solved.mT * beta[:, None]
         if self.rule == "gated":
             # What is left of a write after all that follow it.
             kept = F.logsigmoid(-logits)
             left = (kept.flip(-1).cumsum(-1).flip(-1) - kept).exp()
             match = match * (beta * left)[:, None]
-            return divide(match, match.sum(-1, keepdim=True))
-        # delta: y = q K^T (I + tril(diag(beta) K K^T, -1))^-1 diag(beta) V
-        system = (beta[..., None] * (k @ k.mT)).tril(-1)
-        solved = torch.linalg.solve_triangular(
-            system.mT, match.mT, upper=True, unitriangular=True
-        )
-        return solved.mT * beta[:, None]
+        total = match.sum(-1, keepdim=True) + self.epsilon
+        return match / total if self.epsilon else divide(match, total)
 
     def _fast_weight_memory(
         self, q: Tensor, k: Tensor, values: Tensor, beta: Tensor
