@@ -130,10 +130,10 @@ def draw(points: Points) -> Figure:
         if not own or s is FWM_TANH:  # far above the chart
             continue
         look = (s.color, s.marker, s.line)
-        main = own(ask=ALL) or own
-        one = own(ask=ONE) if main is not own else Points()
-        plots.series(left, main, *look, s.label)
-        plots.series(right, main, *look, y="loss_2S")
+        most = own(ask=ALL) or own
+        one = Points(p for p in own if p not in most)
+        plots.series(left, most, *look, s.label)
+        plots.series(right, most, *look, y="loss_2S")
         for ax, y in ((left, "loss"), (right, "loss_2S")):
             plots.marks(ax, one["S"], one[y], "+", color=s.color, markersize=6)
         if not quick and s.published:

@@ -103,7 +103,7 @@ class Setting:
         return sorted(grid, key=lambda point: point["S"])
 
     def load(self, rule: str, map: str, S: int, d_key: int, **_: Any) -> float:
-        """Return the keys per feature; 0 where another thing sets the limit."""
+        """Return the keys per feature of a point; 0 = another thing sets the limit."""
         adds = self.repeat and rule == "sum"
         if adds or rule == "fwm" or map.startswith("favor"):
             return 0.0
@@ -121,17 +121,12 @@ class Setting:
         model = retriever.Retriever(S, point["d_key"], point["rule"], phi, epsilon)
         how = {name: point[name] for name in ("budget", "batch", "ask", "gain")}
         length = 2 * S if repeat else S
-        trained = retriever.train(
-            model, length, repeat, lr=self.series_of(point).lr, **how
-        )
+        lr = self.series_of(point).lr
+        trained = retriever.train(model, length, repeat, lr=lr, **how)
         loss = retriever.evaluate(model, length, repeat, as_published=not repeat)
-        return {
-            "d_dot": d_dot(phi, point["d_key"]),
-            **trained,
-            "loss_2S" if repeat else "loss_published": (
-                None if trained["loss"] is None else round(loss, 5)
-            ),
-        }
+        again = None if trained["loss"] is None else round(loss, 5)
+        name = "loss_2S" if repeat else "loss_published"
+        return {"d_dot": d_dot(phi, point["d_key"]), **trained, name: again}
 
     def setup(self, point: Point) -> Point:
         return {**retriever.SETUP, "lr": self.series_of(point).lr}
