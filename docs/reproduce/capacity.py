@@ -66,8 +66,7 @@ def claims(points: Points):
         # smaller tolerance than twice that would ask for luck.
         for s in MAPS:
             own, label = s.of(beyond, ask=ALL), f"{s.label}, beyond capacity"
-            losses = by_size(own, "loss_published")
-            yield near(label, losses, s.published, protocol=protocol(own))
+            yield near(label, own, s.published, "loss_published")
         yield from stuck(points)
     yield from bound(beyond)
     yield SETTING.agreement(points)

@@ -12,7 +12,7 @@ from math import log10
 import torch
 from frame import Experiment, Point, Points, every, main
 from matplotlib.figure import Figure
-from synthetic import near, numbers
+from synthetic import by_size, near, protocol, whole
 
 from fwlab import plots
 from fwlab.data.retrieval import FIGURE_2, retrieval
@@ -33,7 +33,7 @@ STUCK = 100
 QUICK, FULL = 800, 3000
 
 
-def points(quick: bool) -> list[Point]:
+def grid(quick: bool) -> list[Point]:
     return [
         {
             "variant": variant,
@@ -73,30 +73,28 @@ def denominator(model: Retriever) -> float:
 
 
 def claims(points: Points):
-    steps = points[0]["budget"]
-    protocol = f"{steps:,} optimiser steps at most"
-
-    def of(variant: str, column: str = "loss", late: bool = True):
-        sizes = (40, STUCK) if steps == QUICK else PUBLISHED
-        some = points(variant=variant)
-        return {S: numbers(some(S=S), column) for S in sizes if (S >= STUCK) is late}
-
+    points = whole(points, grid(points[0]["budget"] == QUICK))
+    early = Points(p for p in points if p["S"] < STUCK)
+    late = Points(p for p in points if p["S"] >= STUCK).by("variant")
     yield every(
         f"as published, the loss stays at 0.5 from S = {STUCK} on",
-        *(of(PLAIN), lambda loss: abs(loss - 0.5) < 5e-4, "0.5000 (Fig. 2)"),
-        protocol=protocol,
+        by_size(late[PLAIN]),
+        lambda loss: abs(loss - 0.5) < 5e-4,
+        "0.5000 (Fig. 2)",
+        protocol=protocol(points),
     )
-    label, losses = f"as published, below S = {STUCK}", of(PLAIN, late=False)
-    yield near(label, losses, PUBLISHED, 0.05, "Fig. 2", "+.3f", protocol)
+    text, some = f"as published, below S = {STUCK}", early(variant=PLAIN)
+    yield near(text, some, PUBLISHED, "loss", 0.05, "Fig. 2", "+.3f")
     yield every(
         "there log10 of the denominator is far below that of epsilon, -6",
-        *(of(PLAIN, "log10_denominator"), lambda size: size < -8),
+        by_size(late[PLAIN], "log10_denominator"),
+        lambda size: size < -8,
         spec=".1f",
     )
-    text = "stabilised, training leaves 0.5"
-    yield every(text, of(STABLE), lambda loss: loss < 0.49, spec=".3f")
+    text, losses = "stabilised, training leaves 0.5", by_size(late[STABLE])
+    yield every(text, losses, lambda loss: loss < 0.49, spec=".3f")
     text = "without epsilon, the loss is not below 0.5 either"
-    yield every(text, of(BARE), lambda loss: loss >= 0.5, spec=".3f")
+    yield every(text, by_size(late[BARE]), lambda loss: loss >= 0.5, spec=".3f")
 
 
 def draw(points: Points) -> Figure:
@@ -115,7 +113,7 @@ EXPERIMENT = Experiment(
     title="Why FAVOR+ stays at a loss of 0.5",
     source="ours; Schlag et al. 2021, Fig. 2 (FAVOR+)",
     cost="quick: 3 min of one core; full: 14 min",
-    points=points,
+    points=grid,
     run=run,
     claims=claims,
     draw=draw,

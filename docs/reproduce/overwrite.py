@@ -78,8 +78,7 @@ def claims(points: Points):
     if not quick:
         for s, start in ((SUM, 20), (LINEAR, 80), (DPFP_1, 120)):
             own = Points(p for p in s.of(points, ask=ALL) if p["S"] >= start)
-            label, losses = f"{s.label}, from S = {start}", by_size(own)
-            yield near(label, losses, s.published, protocol=protocol(own))
+            yield near(f"{s.label}, from S = {start}", own, s.published)
         large, rules = points(S=200, ask=ALL), [DPFP_2, DPFP_1, SUM, LINEAR]
         yield ordered(f"S = 200, {ALL}: {{}}", large, rules, 200, "(Fig. 5)")
         delta = [p for p in DPFP_1.of(small) if "steps" in p]

@@ -134,11 +134,7 @@ class Setting:
     # --- Claims -----------------------------------------------------------
 
     def whole(self, points: Points) -> Points:
-        """Return the grid that points are of, with the results of those that ran."""
-        return Points(
-            next((p for p in points if point.items() <= p.items()), point)
-            for point in self.points(narrow(points))
-        )
+        return whole(points, self.points(narrow(points)))
 
     def edges(self, points: Points):
         """Say where published losses are at most 0.001, and where they are not."""
@@ -189,6 +185,13 @@ class Setting:
         )
 
 
+def whole(points: Points, grid: Sequence[Point]) -> Points:
+    """Return a grid, with the results of those of its points that ran."""
+    return Points(
+        next((p for p in points if point.items() <= p.items()), point) for point in grid
+    )
+
+
 def narrow(points: Points) -> bool:
     """Return whether keys are narrower than the paper's."""
     return points[0]["d_key"] < 64
@@ -206,14 +209,15 @@ def by_size(points: Points, column: str = "loss") -> dict[int, list[float]]:
 
 def protocol(points: Points) -> str:
     """Say how the protocol of points differs from the published one."""
-    p, gain = points[0], max(points["gain"])
-    parts = {
-        f"keys of width {p['d_key']}": narrow(points),
-        f"asks {ALL} of {p['batch']} sequences a step": p["ask"] == ALL,
-        f"{p['budget']:,} optimiser steps at most": True,  # the authors': 100,000
-        f"stops after {SHORT_PATIENCE} evaluations that gain at most {gain:g}": gain,
-    }
-    return ", ".join(part for part, there in parts.items() if there)
+    p, gain = points[0], max(p.get("gain", 0) for p in points)
+    parts = [f"keys of width {p['d_key']}"] if narrow(points) else []
+    if p.get("ask") == ALL:
+        parts.append(f"asks {ALL} of {p['batch']} sequences a step")
+    parts.append(f"{p['budget']:,} optimiser steps at most")  # the authors': 100,000
+    if gain:
+        rule = f"{SHORT_PATIENCE} evaluations that gain at most {gain:g}"
+        parts.append(f"stops after {rule}")
+    return ", ".join(parts)
 
 
 def at(sizes: Collection[int], solved: bool) -> str:
@@ -237,21 +241,25 @@ def ordered(text: str, points: Points, series: Sequence[Series], S: int, where: 
 
 def near(
     label: str,
-    own: Mapping[int, Sequence[float]],
+    points: Points,
     theirs: Mapping[int, float],
+    column: str = "loss",
     most: float = 0.04,
     where: str = "logs",
     spec: str = "+.4f",
-    protocol: str = "",
 ) -> Claim:
-    """Claim that losses by size are near the published ones, where there are any."""
-    losses = [theirs[S] for S in own if S in theirs]
+    """Claim that losses are near the published ones of their sizes, if there are any.
+
+    - `column`: of the losses, as they were evaluated.
+    """
+    own = {S: x for S, x in by_size(points, column).items() if S in theirs}
+    losses = [theirs[S] for S in own]
     return every(
         f"{label}: within {most} of the published losses",
-        {S: [x - theirs[S] for x in own[S]] for S in own if S in theirs},
+        {S: [x - theirs[S] for x in seeds] for S, seeds in own.items()},
         lambda off: abs(off) <= most,
         f"{min(losses):.4f} to {max(losses):.4f} ({where})",
         spec=spec,
         worst=abs,
-        protocol=protocol,
+        protocol=protocol(points),
     )
