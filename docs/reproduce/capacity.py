@@ -75,7 +75,7 @@ def claims(points: Points):
 def stuck(points: Points):
     """FAVOR+ as published: 0.5 from S = 100 on, and before it the order."""
     for s in PERFORMERS:
-        own = Points(p for p in s.of(points, ask=ALL) if p["S"] >= STUCK)
+        own = Points(p for p in s.of(points, ask=ONE) if p["S"] >= STUCK)
         theirs = {f"{loss:.4f}" for S, loss in s.published.items() if S >= STUCK}
         yield every(
             f"{s.label}: a loss of 0.5 from S = {STUCK} on",
