@@ -51,7 +51,7 @@ def undoing_error(
 
         >>> undoing_error("stored", length=64) < 1e-6
         True
-        >>> undoing_error("inverted", length=64) > 1e6
+        >>> undoing_error("inverted", length=256) > 1
         True
 
     - `method`: "stored" subtracts increments that the forward pass has kept, "inverted"
