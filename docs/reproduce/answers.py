@@ -3,15 +3,20 @@
 A sequence asks after some of its tokens, and says nothing of the others.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from frame import Points
+from matplotlib.axes import Axes
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fwlab import plots
 from fwlab.feature_maps import DPFP
 from fwlab.layers import FastWeightAttention
 from fwlab.models import LanguageModel
+from fwlab.plots import SERIES
 
 #: The answer after a token that asks nothing.
 UNASKED = -100
@@ -52,6 +57,16 @@ def growing(step: int, budget: int, last: int, first: int = 2) -> int:
     It grows from `first` to `last`, which it reaches before half of the budget.
     """
     return min(last, first + 2 * last * step // budget)
+
+
+def columns(ax: Axes, rows: Mapping[str, Points], labels: Mapping[str, str]) -> None:
+    """Draw columns of points as marks, with a row for each group of points.
+
+    - `rows`, `labels`: the groups by name, and the names of the columns in a legend.
+    """
+    for (name, label), color, marker in zip(labels.items(), SERIES, "^o", strict=False):
+        numbers = {row: own[name] for row, own in rows.items()}
+        plots.rows(ax, numbers, color, marker, label)
 
 
 def enlarge(model: nn.Module) -> None:

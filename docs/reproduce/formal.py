@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
-from answers import UNASKED, enlarge, growing, loss, right, scaled
+from answers import UNASKED, columns, enlarge, growing, loss, right, scaled
 from frame import Claim, Experiment, Point, Points, holds, main, order
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -15,7 +15,6 @@ from torch import Tensor
 from fwlab import plots
 from fwlab.fit import SETUP, fit
 from fwlab.models import LanguageModel
-from fwlab.plots import SERIES
 
 #: Train and test on sequences from the first to the second length.
 NEAR, FAR = (3, 40), (40, 256)
@@ -23,8 +22,6 @@ NEAR, FAR = (3, 40), (40, 256)
 MODULUS, OPERATORS = 5, "+-*"
 #: Sequences of an optimiser step, and of the test.
 BATCH, TEST = 32, 256
-#: Width of the heads.
-HEAD = 16
 #: How we differ from the paper, which trains for 100,000 steps at width 128.
 PROTOCOL = "answers after every prefix, medians instead of the best run, width"
 #: Width of the short convolution, which the paper's models have.
@@ -62,9 +59,8 @@ class Task(NamedTuple):
     """A language, and what Table 3 says of it.
 
     - `draw`: makes a batch of tokens, and what to answer after each.
-    - `tokens`, `answers`: numbers of tokens and of possible answers, which are
-      the first tokens.
-    - `layers`, `width`, `budget`, `lr`: of the model, and of its training.
+    - `tokens`, `answers`: numbers of tokens and of possible answers, the first tokens.
+    - `sizes`: of the model, and of its training.
     - `grows`: whether training begins with short sequences and large weights, which
       arithmetic needs, and which make parity worse on long sequences.
     - `published`: scaled accuracies with beta up to 1 and up to 2.
@@ -73,10 +69,7 @@ class Task(NamedTuple):
     draw: Callable[[int, int], tuple[Tensor, Tensor]]
     tokens: int
     answers: int
-    layers: int
-    width: int
-    budget: int
-    lr: float
+    sizes: dict[str, float]
     grows: bool
     published: tuple[str, str]
 
@@ -84,12 +77,14 @@ class Task(NamedTuple):
 TASKS = {
     "parity": Task(
         *(parity, 2, 2),
-        **{"layers": 2, "width": 32, "budget": 400, "lr": 5e-3, "grows": False},
+        {"layers": 2, "heads": 2, "width": 32, "steps": 400, "lr": 5e-3},
+        grows=False,
         published=("0.017", "1.000"),
     ),
     "arithmetic": Task(
         *(arithmetic, MODULUS + len(OPERATORS), MODULUS),
-        **{"layers": 3, "width": 64, "budget": 6000, "lr": 2e-3, "grows": True},
+        {"layers": 3, "heads": 4, "width": 64, "steps": 6000, "lr": 2e-3},
+        grows=True,
         published=("0.314", "0.971"),
     ),
 }
@@ -109,25 +104,22 @@ def points(quick: bool) -> list[Point]:
 
 def run(point: Point) -> Point:
     torch.manual_seed(point["seed"])
-    task = TASKS[point["task"]]
-    first, last = NEAR
+    task, (first, last) = TASKS[point["task"]], NEAR
+    layers, heads, width, steps, lr = task.sizes.values()
+    fast_weights = {"beta_max": point["limit"], "conv_size": point["conv"]}
     model = LanguageModel(
-        *(task.tokens, "delta", task.layers, task.width // HEAD, task.width),
-        d_ff=2 * task.width,
-        fast_weights={
-            "like": "delta-net",
-            "beta_max": point["limit"],
-            "conv_size": point["conv"],
-        },
+        *(task.tokens, "delta", layers, heads, width),
+        d_ff=2 * width,
+        fast_weights={"like": "delta-net", **fast_weights},
     )
     if task.grows:
         enlarge(model)
 
     def draw(step: int) -> tuple[Tensor, Tensor]:
-        length = growing(step, task.budget, last, first) if task.grows else last
+        length = growing(step, steps, last, first) if task.grows else last
         return asked(task, BATCH, first, length)
 
-    curve = fit(model, draw, loss, task.budget, task.lr).curve
+    curve = fit(model, draw, loss, steps, lr).curve
     near, far = (score(model, task, *lengths) for lengths in (NEAR, FAR))
     return {"near": near, "far": far, "curve": curve}
 
@@ -148,18 +140,14 @@ def score(model: LanguageModel, task: Task, first: int, length: int) -> float:
 def claims(points: Points) -> Iterator[Claim]:
     """Claim what is published, with a short convolution; and of parity without one."""
     for name, conv in (("parity", CONV), ("arithmetic", CONV), ("parity", 0)):
-        low, high = (
-            points(task=name, conv=conv, limit=limit)["far"] for limit in (1, 2)
-        )
-        narrow, wide = TASKS[name].published
-        known = [
-            f"{narrow} < {wide} (Table 3)",
-            *(f"{x} (Table 3)" for x in (narrow, wide)),
-        ]
-        protocol = f"{PROTOCOL} {TASKS[name].width}"
-        what = f"{name}, beta up to"
+        task, some = TASKS[name], points(task=name, conv=conv)
+        low, high = (some(limit=limit)["far"] for limit in (1, 2))
+        narrow, wide = task.published
+        known = [f"{said} (Table 3)" for said in (f"{narrow} < {wide}", narrow, wide)]
+        what, protocol = name, f"{PROTOCOL} {task.sizes['width']}"
         if not conv:
-            what, known, protocol = f"{name}, no convolution, beta up to", [""] * 3, ""
+            what, known, protocol = f"{name}, no convolution", [""] * 3, ""
+        what += ", beta up to"
         how = {"protocol": protocol}
         yield order(f"{what} 1: below beta up to 2", [low, high], known[0], **how)
         yield holds(f"{what} 1: not solved", low, lambda x: x < 0.5, known[1], **how)
@@ -172,12 +160,8 @@ def draw(points: Points) -> Figure:
         for (task, limit, conv), own in points.by("task", "limit", "conv").items()
     }
     figure, (ax,) = plots.panels(1.2 + 0.3 * len(rows))
-    for where, (low, high), color, marker in (
-        ("near", NEAR, SERIES[0], "^"),
-        ("far", FAR, SERIES[1], "o"),
-    ):
-        numbers = {name: own[where] for name, own in rows.items()}
-        plots.rows(ax, numbers, color, marker, f"lengths {low} to {high}")
+    lengths = {"near": NEAR, "far": FAR}
+    columns(ax, rows, {at: "lengths {} to {}".format(*lengths[at]) for at in lengths})
     ax.set(xlabel="scaled accuracy", xlim=(-0.1, 1.05))
     plots.legend(figure, ax, columns=2)
     return figure
@@ -185,10 +169,8 @@ def draw(points: Points) -> Figure:
 
 def setup(point: Point) -> Point:
     task = TASKS[point["task"]]
-    sizes = {"layers": task.layers, "width": task.width, "heads": task.width // HEAD}
-    lengths = f"{NEAR[0]} to {NEAR[1]}" if task.grows else NEAR[1]
-    steps = {"steps": task.budget, "length": lengths}
-    return SETUP | {"lr": task.lr, "batch": BATCH} | steps | sizes
+    length = f"{NEAR[0]} to {NEAR[1]}" if task.grows else NEAR[1]
+    return SETUP | task.sizes | {"batch": BATCH, "length": length}
 
 
 EXPERIMENT = Experiment(

@@ -6,17 +6,15 @@ all pairs.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
-from answers import UNASKED, Recaller, growing, loss, right
+from answers import UNASKED, Recaller, columns, growing, loss, right
 from frame import Claim, Experiment, Point, Points, holds, main, order
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from fwlab import plots
 from fwlab.fit import SETUP, fit
-from fwlab.plots import SERIES
 
 #: Stacks: their mixers, and the maximum of beta.
 BOTH, WEAK = "gated delta, then attention", "the same, β up to 1"
@@ -85,16 +83,14 @@ def run(point: Point) -> Point:
 def build(stack: str, pairs: int) -> Recaller:
     """Build it without positions and convolution: embeddings have the token before."""
     mixers, limit = STACKS[stack]
-    options: dict[str, Any] = {}
-    if "gated-delta" in mixers:
-        options["fast_weights"] = {
-            **{"like": "gated-delta-net", "conv_size": 0, "expand_v": 1},
-            **{"head_width": HEAD_WIDTH, "beta_max": limit},
-        }
-    if "softmax" in mixers:
-        options["softmax"] = {"rope": 0}
+    fast_weights = {"like": "gated-delta-net", "conv_size": 0, "expand_v": 1}
+    fast_weights |= {"head_width": HEAD_WIDTH, "beta_max": limit}
+    options = {
+        "gated-delta": ("fast_weights", fast_weights),
+        "softmax": ("softmax", {"rope": 0}),
+    }
     sizes = 2 * pairs + VALUES + 2, len(mixers), HEADS, 2 * (pairs + FAR)
-    return Recaller(mixers, "own", *sizes, **options)
+    return Recaller(mixers, "own", *sizes, **dict(options[mixer] for mixer in mixers))
 
 
 def sequences(batch: int, pairs: int, asks: int) -> tuple[Tensor, Tensor]:
@@ -108,34 +104,29 @@ def sequences(batch: int, pairs: int, asks: int) -> tuple[Tensor, Tensor]:
       it is the value of its key if the parity is 0; otherwise that of the key's
       neighbour, the other one of 0 and 1, of 2 and 3, and so on.
     """
-    first_bit = pairs + VALUES
+    bit = pairs + VALUES
     keys = torch.rand(batch, pairs).argsort(-1)
-    values = torch.randint(pairs, first_bit, (batch, pairs))
+    values = torch.randint(pairs, bit, (batch, pairs))
     bits, asked = torch.randint(2, (batch, asks)), torch.randint(pairs, (batch, asks))
     odd = bits.cumsum(1) % 2
     held = torch.zeros_like(keys).scatter(1, keys, values)
-    answers = held.gather(1, asked ^ odd)
-    shown = _in_turn(keys, values)
-    return (
-        torch.cat([shown, _in_turn(bits + first_bit, asked + first_bit + 2)], 1),
-        torch.cat(
-            [torch.full_like(shown, UNASKED), _in_turn(odd + first_bit, answers)], 1
-        ),
+    found = held.gather(1, asked ^ odd)
+    unasked = torch.full_like(keys, UNASKED)
+    tokens, answers = (
+        torch.cat([torch.stack(both, -1).flatten(1) for both in parts], 1)
+        for parts in (
+            ((keys, values), (bits + bit, asked + bit + 2)),
+            ((unasked, unasked), (odd + bit, found)),
+        )
     )
-
-
-def _in_turn(a: Tensor, b: Tensor) -> Tensor:
-    return torch.stack([a, b], -1).flatten(1)
+    return tokens, answers
 
 
 def score(model: Recaller, pairs: int, asks: int, suffix: str = "") -> Point:
     """Return the shares of right parities and of right values."""
-    every = right(model, *sequences(TEST, pairs, asks)).view(-1, len(ANSWERS))
-    shares = every.mean(0).tolist()
-    return {
-        what + suffix: round(share, 4)
-        for what, share in zip(ANSWERS, shares, strict=True)
-    }
+    every = right(model, *sequences(TEST, pairs, asks)).view(-1, 2)
+    parity, value = (round(share, 4) for share in every.mean(0).tolist())
+    return {f"parity{suffix}": parity, f"value{suffix}": value}
 
 
 def claims(points: Points) -> Iterator[Claim]:
@@ -170,10 +161,7 @@ def draw(points: Points) -> Figure:
     sizes = points.by("pairs")
     figure, axes = plots.panels(1 + 2 * len(sizes), len(sizes), columns=1, sharex=True)
     for ax, (pairs, some) in zip(axes, sizes.items(), strict=True):
-        stacks = some.by("stack")
-        for what, marker, color in zip(ANSWERS, "^o", SERIES, strict=False):
-            rows = {stack: own[what] for stack, own in stacks.items()}
-            plots.rows(ax, rows, color, marker, ANSWERS[what])
+        columns(ax, some.by("stack"), ANSWERS)
         ax.axvline(HALF, color=plots.INK, linestyle=":", linewidth=1)
         ax.set(xlim=(0, 1.05), title=f"{pairs} pairs")
     axes[-1].set_xlabel("share of right answers")

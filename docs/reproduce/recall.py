@@ -23,17 +23,16 @@ from fwlab.plots import FAST, INK, OTHER, SERIES, TRAINED, WRONG
 Name = tuple[str, str]
 DELTA, SUM, SOFTMAX = ("delta", "own"), ("sum", "dpfp-1"), ("softmax", "own")
 GATED, GATED_DELTA = ("gated", "own"), ("gated-delta", "own")
-#: Mixers that are run at all sizes, in the quick version and in the full one.
+#: Mixers that are run at all sizes, and those that the full version runs at one.
 QUICK = (SOFTMAX, DELTA, SUM, GATED, GATED_DELTA)
 FULL = (SOFTMAX, DELTA, SUM, GATED_DELTA)
-#: Those that the full version runs at the middle size only.
 OTHERS = (
     *("sum", "gated", "kimi-delta", "fwp", "transformer-xl"),
     *("aft-simple", "aft-full", "aft-local", "aft-conv"),
     *("feedback", "feedback-shared"),
 )
-#: The middle size: numbers of keys, and of heads.
-KEYS, HEADS = MIDDLE = 8, 2
+#: Numbers of keys and of heads of this size.
+KEYS, HEADS = 8, 2
 TASKS = {1: "each key once", 2: "keys return with new values"}
 BATCH = 32
 #: Evaluate after each of this many optimiser steps, on this many
@@ -44,11 +43,11 @@ EVERY, SEQUENCES, SOLVED, CHANCE = 100, 128, 0.999, 1.2
 
 
 def sizes(quick: bool) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Return the numbers of keys and of heads: first of several numbers of keys, then
-    of several numbers of heads. More heads are narrower, so fast weights are smaller.
+    """Return numbers of keys and of heads: first several numbers of keys, then of
+    heads. More heads are narrower, so the fast weights are smaller.
     """
-    counts, heads = ((4, 8), (4,)) if quick else ((4, 8, 16), (1, 4))
-    return [(count, HEADS) for count in counts], [(KEYS, number) for number in heads]
+    keys, heads = ((4, 8), (4,)) if quick else ((4, 8, 16), (1, 4))
+    return [(number, HEADS) for number in keys], [(KEYS, number) for number in heads]
 
 
 def points(quick: bool) -> list[Point]:
@@ -58,20 +57,11 @@ def points(quick: bool) -> list[Point]:
     grid = {name: usual + others for name in (QUICK if quick else FULL)}
     grid[SOFTMAX] = usual
     if not quick:
-        grid |= {(mixer, "own"): [MIDDLE] for mixer in OTHERS}
+        grid |= {(mixer, "own"): [(KEYS, HEADS)] for mixer in OTHERS}
     every = [
-        {
-            "mixer": mixer,
-            "map": features,
-            "shows": shows,
-            "pairs": pairs,
-            "heads": heads,
-            "layers": layers,
-            "symbols": symbols,
-            "lr": lr,
-            "seed": seed,
-            "budget": budget,
-        }
+        {"mixer": mixer, "map": features, "shows": shows, "pairs": pairs}
+        | {"heads": heads, "layers": layers, "symbols": symbols}
+        | {"lr": lr, "seed": seed, "budget": budget}
         for (mixer, features), own in grid.items()
         for pairs, heads in own
         for shows in TASKS
@@ -98,31 +88,20 @@ def run(point: Point) -> Point:
         return round(right(model, *test).mean().item(), 4)
 
     def stop(curve: list[tuple[int, float]]) -> str:
-        if curve[-1][1] >= SOLVED:
-            return "solved"
-        return "at chance" if at_chance(curve, pairs, budget) else ""
+        late = [step for step, accuracy in curve[-2:] if accuracy <= CHANCE / pairs]
+        if len(late) == 2 and 2 * late[0] >= budget:
+            return "at chance"
+        return "solved" if curve[-1][1] >= SOLVED else ""
 
-    fitted = fit(
-        *(model, draw, loss, budget, point["lr"]),
-        every=EVERY,
-        evaluate=evaluate,
-        stop=stop,
-    )
+    how = {"every": EVERY, "evaluate": evaluate, "stop": stop}
+    curve = fit(model, draw, loss, budget, point["lr"], **how).curve
     return {
         "parameters": model.num_parameters(),
         "state": model.state_size(time),
-        "accuracy": fitted.curve[-1][1],
-        "steps": fitted.steps,
-        "curve": fitted.curve,
+        "accuracy": curve[-1][1],
+        "steps": curve[-1][0],
+        "curve": curve,
     }
-
-
-def at_chance(curve: list[tuple[int, float]], pairs: int, budget: int) -> bool:
-    """Say whether the last two evaluations are late, and no better than guesses."""
-    return len(curve) > 1 and all(
-        2 * step >= budget and accuracy <= CHANCE / pairs
-        for step, accuracy in curve[-2:]
-    )
 
 
 def sequences(

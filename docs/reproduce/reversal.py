@@ -6,10 +6,9 @@ paper keeps the last ones, and undoes one update after the other.
 
 from collections.abc import Iterator
 
-from frame import Claim, Experiment, Point, Points, every, main
+from frame import Claim, Experiment, Point, Points, every, main, panels
 from matplotlib.figure import Figure
 
-from fwlab import plots
 from fwlab.ops.delta.reversal import undoing_error
 from fwlab.plots import SERIES, WRONG
 
@@ -33,15 +32,8 @@ USELESS = 0.01
 
 def points(quick: bool) -> list[Point]:
     return [
-        {
-            "method": method,
-            "dtype": dtype,
-            "key_norm": norm,
-            "length": length,
-            "map": "dpfp-1",
-            "d_key": 16,
-            "seed": seed,
-        }
+        {"method": method, "dtype": dtype, "key_norm": norm, "length": length}
+        | {"map": "dpfp-1", "d_key": 16, "seed": seed}
         for length in (LENGTHS[:4] if quick else LENGTHS)
         for method in METHODS
         for dtype in LOOKS
@@ -60,54 +52,45 @@ def claims(points: Points) -> Iterator[Claim]:
 
     The paper gives no errors.
     """
-
     lengths = LENGTHS if max(points["length"]) > LENGTHS[3] else LENGTHS[:4]
-
-    def by_length(method: str, dtype: str, first: int = 0) -> dict[str, list[float]]:
-        """Return the errors of both normalisations, at every length from this one."""
+    small = "error below 1e-5 at any length"
+    late = f"error above {USELESS} from 2048 steps on"
+    for what, method, dtype, end in (
+        ("increments stored, float32", "stored", "float32", small),
+        ("increments stored, bfloat16", "stored", "bfloat16", late),
+        ("update inverted, float32", "inverted", "float32", late),
+        ("increments stored, float32, decay of 0.99", "decay", "float32", late),
+    ):
         some = points(method=method, dtype=dtype)
-        return {
+        errors = {
             f"{norm}, {length} steps": some(key_norm=norm, length=length)["error"]
             for norm in NORMS
             for length in lengths
-            if length >= first
+            if end == small or length >= 2048
         }
-
-    # Only the error that is closest to the threshold.
-    shown = {"spec": ".0e", "x": ""}
-    yield every(
-        "increments stored, float32: error below 1e-5 at any length",
-        by_length("stored", "float32"),
-        lambda error: error < 1e-5,
-        worst=lambda error: error,
-        **shown,
-    )
-    for what, method, dtype in (
-        ("increments stored, bfloat16", "stored", "bfloat16"),
-        ("update inverted, float32", "inverted", "float32"),
-        ("increments stored, float32, decay of 0.99", "decay", "float32"),
-    ):
-        yield every(
-            f"{what}: error above {USELESS} from 2048 steps on",
-            by_length(method, dtype, first=2048),
-            lambda error: error > USELESS,
-            worst=lambda error: -error,
-            **shown,
-        )
+        # What is shown is the error that is closest to the threshold.
+        true, worst = (lambda error: error > USELESS), (lambda error: -error)
+        if end == small:
+            true, worst = (lambda error: error < 1e-5), (lambda error: error)
+        yield every(f"{what}: {end}", errors, true, spec=".0e", x="", worst=worst)
 
 
 def draw(points: Points) -> Figure:
-    pairs = [(method, norm) for method in METHODS for norm in NORMS]
-    figure, axes = plots.grid(len(pairs), "steps undone", "error")
-    for ax, (method, norm) in zip(axes, pairs, strict=True):
-        for dtype, look in LOOKS.items():
-            some = points(method=method, key_norm=norm, dtype=dtype)
-            plots.series(ax, some, *look, dtype, "error", "length")
+    titles = {
+        (method, norm): f"{what},\n{norm.replace('l2', 'L2')} normalisation"
+        for method, what in METHODS.items()
+        for norm in NORMS
+    }
+    figure = panels(
+        Points(p | {"way": (p["method"], p["key_norm"])} for p in points),
+        *("way", titles, LOOKS, "length", "error"),
+        lines="dtype",
+        labels=("steps undone", "error"),
+    )
+    for ax in figure.axes:
         ax.axhline(USELESS, color=WRONG, linewidth=1, linestyle=(0, (4, 2)))
-        ax.set_title(f"{METHODS[method]},\n{norm.replace('l2', 'L2')} normalisation")
         ax.set(xscale="log", yscale="log", ylim=(1e-17, 1e20))
         ax.minorticks_off()
-    plots.legend(figure, axes[0], columns=3)
     return figure
 
 

@@ -5,11 +5,11 @@ products of such turns are permutations. A decay forgets.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 
 import torch
-from answers import growing, loss, scaled
+from answers import columns, growing, loss, scaled
 from frame import Claim, Experiment, Point, Points, every, holds, main, order
 from matplotlib.figure import Figure
 from torch import Tensor, nn
@@ -21,11 +21,12 @@ from fwlab.feature_maps import l2_normalize
 from fwlab.fit import fit
 from fwlab.plots import SERIES
 
-#: Items that are permuted, maximum of beta, and updates per token: of trained models,
-#: of those that only the full version trains, and of weights by hand.
-TRAINED = [(2, 1, 1), (2, 2, 1), (3, 1, 1), (3, 1, 2), (3, 2, 1), (3, 2, 2)]
-FOUR = [(4, 1, 3), (4, 2, 1), (4, 2, 2), (4, 2, 3)]
-BY_HAND = [(2, 2, 1), (3, 2, 2), (5, 2, 4)]
+#: What is composed: weights, number of items, maximum of beta, updates per token.
+COMPOSE = ("weights", "items", "limit", "steps")
+PARITY = [("trained", 2, 1, 1), ("trained", 2, 2, 1)]
+THREE = [("trained", 3, limit, steps) for limit in (1, 2) for steps in (1, 2)]
+FOUR = [("trained", 4, *each) for each in ((1, 3), (2, 1), (2, 2), (2, 3))]
+BY_HAND = [("by hand", items, 2, items - 1) for items in (2, 3, 5)]
 #: Train on sequences of up to this many tokens, evaluate at these lengths.
 NEAR, FAR = 32, 256
 #: Width of keys and values of the permutations.
@@ -35,22 +36,16 @@ LR, BATCH = 1e-2, 64
 PAIRS, D_KEY = 32, 128
 TOPICS = {"one topic": 1, "topics": 8}
 #: The decay per step of each gate; None = it erases at new topics.
-FORGET = {
-    "no decay": 1.0,
-    "0.97 per step": 0.97,
-    "0.9 per step": 0.9,
-    "erase at a new topic": None,
-}
+NO_DECAY, DECAY, ERASE = "no decay", "0.97 per step", "erase at a new topic"
+FORGET = {NO_DECAY: 1.0, DECAY: 0.97, "0.9 per step": 0.9, ERASE: None}
 
 
 def points(quick: bool) -> list[Point]:
-    names = ("task", "weights", "items", "limit", "steps", "forget")
-    trained = TRAINED if quick else TRAINED + FOUR
-    settings = [
-        *(("compose", "trained", *each, "") for each in trained),
-        *(("compose", "by hand", *each, "") for each in BY_HAND),
-        *((task, "none", 0, 1, 1, forget) for task in TOPICS for forget in FORGET),
-    ]
+    compose = PARITY + THREE + ([] if quick else FOUR) + BY_HAND
+    settings = [("compose", *each, "") for each in compose]
+    for task in TOPICS:
+        settings += [(task, "none", 0, 1, 1, forget) for forget in FORGET]
+    names = ("task", *COMPOSE, "forget")
     budget = 500 if quick else 1500
     return [
         dict(zip(names, each, strict=True), seed=seed, budget=budget)
@@ -222,96 +217,69 @@ def recall(topics: int, decay: float | None) -> float:
 PROTOCOL = f"one head, trained state; trained on {NEAR} tokens, tested at {FAR}"
 
 
-def name(weights: str, items: int, limit: int, steps: int) -> str:
-    what = "parity" if items == 2 else f"{items} items"
-    hand = ", by hand" if weights == "by hand" else ""
-    return f"{what}, β ≤ {limit}, n = {steps}{hand}"
+def composed(points: Points, settings: Iterable[tuple]) -> dict[str, Points]:
+    """Return the points of each setting, by its name."""
+    groups = points.by(*COMPOSE)
+    rows = {}
+    for at in settings:
+        weights, items, limit, steps = at
+        what = "parity" if items == 2 else f"{items} items"
+        hand = ", by hand" if weights == "by hand" else ""
+        rows[f"{what}, β ≤ {limit}, n = {steps}{hand}"] = groups.get(at, Points())
+    return rows
 
 
 def claims(points: Points) -> Iterator[Claim]:
     only = "only n = 2 with beta up to 2 solves S3 (Siems et al. 2025)"
+    chance, fail = lambda x: abs(x) < 0.1, lambda x: x < 0.5
+    solve, perfect = lambda x: x > 0.95, lambda x: x == 1
     table = [
-        ("parity, beta up to 1: at chance", "0.017 (Table 3)", TRAINED[:1]),
-        ("parity, beta up to 2: solved", "1.000 (Table 3)", TRAINED[1:2]),
-        ("three items, n = 2, beta up to 2: solved", only, TRAINED[5:]),
-        ("three items, n = 1 or beta up to 1: not solved", only, TRAINED[2:5]),
-        ("by hand, n = items - 1, beta = 2: perfect", "", BY_HAND),
+        ("parity, beta up to 1: at chance", "0.017 (Table 3)", PARITY[:1], chance),
+        ("parity, beta up to 2: solved", "1.000 (Table 3)", PARITY[1:], solve),
+        ("three items, n = 2, beta up to 2: solved", only, THREE[3:], solve),
+        ("three items, n = 1 or beta up to 1: not solved", only, THREE[:3], fail),
+        ("by hand, n = items - 1, beta = 2: perfect", "", BY_HAND, perfect),
     ]
     if points(weights="trained", items=4):
+        some = "four items, n < 3 or beta up to 1: not solved"
         table += [
-            ("four items, n = 3, beta up to 2: solved", "", FOUR[3:]),
-            ("four items, n < 3 or beta up to 1: not solved", "", FOUR[:3]),
+            ("four items, n = 3, beta up to 2: solved", "", FOUR[3:], solve),
+            (some, "", FOUR[:3], fail),
         ]
-    judge = {
-        "at chance": lambda score: abs(score) < 0.1,
-        "solved": lambda score: score > 0.95,
-        "not solved": lambda score: score < 0.5,
-        "perfect": lambda score: score == 1,
-    }
-    for text, published, settings in table:
-        weights = "by hand" if text.startswith("by hand") else "trained"
-        scores = {
-            name(weights, items, limit, steps): points(
-                weights=weights, items=items, limit=limit, steps=steps
-            )["far"]
-            for items, limit, steps in settings
-        }
-        yield every(
-            *(text, scores, judge[text.split(": ")[1]], published),
-            spec=".3f",
-            x="",
-            protocol=PROTOCOL if published else "",
-        )
+    for text, published, settings, true in table:
+        rows = composed(points, settings)
+        scores = {name: own["far"] for name, own in rows.items()}
+        protocol = PROTOCOL if published else ""
+        how = {"spec": ".3f", "x": "", "protocol": protocol}
+        yield every(text, scores, true, published, **how)
     for text, task, low, high in (
-        (
-            "one topic: a decay of 0.97 per step costs",
-            "one topic",
-            "no decay",
-            "0.97 per step",
-        ),
-        (
-            "topics change: erasing the old one helps",
-            "topics",
-            "erase at a new topic",
-            "no decay",
-        ),
+        ("one topic: a decay of 0.97 per step costs", "one topic", NO_DECAY, DECAY),
+        ("topics change: erasing the old one helps", "topics", ERASE, NO_DECAY),
     ):
-        # Seed by seed, so sides may overlap.
-        sides = [
-            dict(zip(own["seed"], own["loss"], strict=True))
-            for own in (points(task=task, forget=forget) for forget in (low, high))
-        ]
-        both = [
-            [side[seed] for seed in sides[0].keys() & sides[1].keys()] for side in sides
-        ]
-        claim = holds(
-            text, [a - 0.9 * b for a, b in zip(*both, strict=True)], lambda x: x < 0
-        )
-        yield claim._replace(found=order(text, both).found)
+        # Less by a tenth, seed by seed: the sides may overlap.
+        own = points(task=task).by("forget", "seed")
+        seeds = [seed for forget, seed in own if forget == low and (high, seed) in own]
+        sides = [[own[at, seed][0]["loss"] for seed in seeds] for at in (low, high)]
+        off = [a - 0.9 * b for a, b in zip(*sides, strict=True)]
+        found = order(text, sides).found
+        yield holds(text, off, lambda x: x < 0)._replace(found=found)
 
 
 def draw(points: Points) -> Figure:
-    compose = {
-        name(*at): own
-        for at, own in points(task="compose")
-        .by("weights", "items", "limit", "steps")
-        .items()
-    }
-    height = 2.8 + 0.3 * len(compose)
-    heights = [len(compose) + 1, len(FORGET) + 1]
+    own = points(task="compose")
+    rows = composed(own, own.by(*COMPOSE))
+    height = 2.8 + 0.3 * len(rows)
+    heights = [len(rows) + 1, len(FORGET) + 1]
     figure, (upper, lower) = plots.panels(height, 2, height_ratios=heights)
-    for column, *look in (
-        ("near", SERIES[0], "^", f"{NEAR} tokens, as in training"),
-        ("far", SERIES[1], "o", f"{FAR} tokens"),
-    ):
-        plots.rows(upper, {name: own[column] for name, own in compose.items()}, *look)
+    labels = {"near": f"{NEAR} tokens, as in training", "far": f"{FAR} tokens"}
+    columns(upper, rows, labels)
     upper.set(xlabel="scaled accuracy", xlim=(-0.1, 1.05))
-    for task, *look in (
-        ("one topic", SERIES[0], "s", "one topic"),
-        ("topics", SERIES[1], "D", f"last of {TOPICS['topics']} topics"),
+    looks = {"one topic": "s", f"last of {TOPICS['topics']} topics": "D"}
+    for (label, marker), task, color in zip(
+        looks.items(), TOPICS, SERIES, strict=False
     ):
-        left = {each: points(task=task, forget=each)["loss"] for each in FORGET}
-        plots.rows(lower, left, *look)
+        left = {forget: points(task=task, forget=forget)["loss"] for forget in FORGET}
+        plots.rows(lower, left, color, marker, label)
     lower.set(xlabel="loss", xlim=(0, None))
     for ax in (upper, lower):
         ax.legend(loc="lower left", bbox_to_anchor=(-0.6, 1))
