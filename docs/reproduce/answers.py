@@ -20,14 +20,13 @@ from fwlab.plots import SERIES
 
 #: The answer after a token that asks nothing.
 UNASKED = -100
+#: Tokens, and what to answer after each, both `[batch, time]`.
+Batch = tuple[Tensor, Tensor]
 WIDTH = 32
 
 
-def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Return the mean cross-entropy of all answers of a batch.
-
-    - `batch`: tokens and what to answer after each, `[batch, time]`.
-    """
+def loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Return the mean cross-entropy of all answers of a batch."""
     tokens, answers = batch
     return F.cross_entropy(model(tokens).flatten(0, 1), answers.flatten())
 

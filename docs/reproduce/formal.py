@@ -3,14 +3,12 @@
 After Grazzi et al. 2024, Table 3: train on short sequences, test on long ones.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from answers import UNASKED, columns, enlarge, growing, loss, right, scaled
-from frame import Claim, Experiment, Point, Points, holds, main, order
-from matplotlib.figure import Figure
-from torch import Tensor
+from answers import UNASKED, Batch, columns, enlarge, growing, loss, right, scaled
+from frame import Experiment, Point, Points, holds, main, order
 
 from fwlab import plots
 from fwlab.fit import SETUP, fit
@@ -28,13 +26,13 @@ PROTOCOL = "answers after every prefix, medians instead of the best run, width"
 CONV = 4
 
 
-def parity(batch: int, length: int) -> tuple[Tensor, Tensor]:
+def parity(batch: int, length: int) -> Batch:
     """Draw random bits, and say after each whether the number of ones is odd."""
     bits = torch.randint(2, (batch, length))
     return bits, bits.cumsum(1) % 2
 
 
-def arithmetic(batch: int, length: int) -> tuple[Tensor, Tensor]:
+def arithmetic(batch: int, length: int) -> Batch:
     """Draw numbers with operators between them, and their value so far.
 
     - Returns the tokens and the values modulo `MODULUS`, `[batch, length]`; after
@@ -66,7 +64,7 @@ class Task(NamedTuple):
     - `published`: scaled accuracies with beta up to 1 and up to 2.
     """
 
-    draw: Callable[[int, int], tuple[Tensor, Tensor]]
+    draw: Callable[[int, int], Batch]
     tokens: int
     answers: int
     sizes: dict[str, float]
@@ -115,7 +113,7 @@ def run(point: Point) -> Point:
     if task.grows:
         enlarge(model)
 
-    def draw(step: int) -> tuple[Tensor, Tensor]:
+    def draw(step: int) -> Batch:
         length = growing(step, steps, last, first) if task.grows else last
         return asked(task, BATCH, first, length)
 
@@ -124,7 +122,7 @@ def run(point: Point) -> Point:
     return {"near": near, "far": far, "curve": curve}
 
 
-def asked(task: Task, batch: int, first: int, length: int) -> tuple[Tensor, Tensor]:
+def asked(task: Task, batch: int, first: int, length: int) -> Batch:
     """Draw sequences whose answers count from the first length on."""
     tokens, answers = task.draw(batch, length)
     answers[:, : first - 1] = UNASKED
@@ -137,7 +135,7 @@ def score(model: LanguageModel, task: Task, first: int, length: int) -> float:
     return scaled(every.mean().item(), task.answers)
 
 
-def claims(points: Points) -> Iterator[Claim]:
+def claims(points: Points):
     """Claim what is published, with a short convolution; and of parity without one."""
     for name, conv in (("parity", CONV), ("arithmetic", CONV), ("parity", 0)):
         task, some = TASKS[name], points(task=name, conv=conv)
@@ -154,7 +152,7 @@ def claims(points: Points) -> Iterator[Claim]:
         yield holds(f"{what} 2: solved", high, lambda x: x > 0.95, known[2], **how)
 
 
-def draw(points: Points) -> Figure:
+def draw(points: Points):
     rows = {
         f"{task}, β ≤ {limit}{', convolution' * bool(conv)}": own
         for (task, limit, conv), own in points.by("task", "limit", "conv").items()

@@ -5,13 +5,9 @@ To count takes a state that changes with every token; to look up takes a memory 
 all pairs.
 """
 
-from collections.abc import Iterator
-
 import torch
-from answers import UNASKED, Recaller, columns, growing, loss, right
-from frame import Claim, Experiment, Point, Points, holds, main, order
-from matplotlib.figure import Figure
-from torch import Tensor
+from answers import UNASKED, Batch, Recaller, columns, growing, loss, right
+from frame import Experiment, Point, Points, holds, main, order
 
 from fwlab import plots
 from fwlab.fit import SETUP, fit
@@ -68,7 +64,7 @@ def run(point: Point) -> Point:
     pairs, budget = point["pairs"], point["budget"]
     model = build(point["stack"], pairs)
 
-    def draw(step: int) -> tuple[Tensor, Tensor]:
+    def draw(step: int) -> Batch:
         return sequences(BATCH, pairs, growing(step, budget, NEAR))
 
     curve = fit(model, draw, loss, budget, LR).curve
@@ -93,7 +89,7 @@ def build(stack: str, pairs: int) -> Recaller:
     return Recaller(mixers, "own", *sizes, **dict(options[mixer] for mixer in mixers))
 
 
-def sequences(batch: int, pairs: int, asks: int) -> tuple[Tensor, Tensor]:
+def sequences(batch: int, pairs: int, asks: int) -> Batch:
     """Show every key once with a value, in random order; then bits and questions in turn.
 
     - `pairs`: number of keys, which is even: tokens from 0. Then come the tokens of
@@ -129,7 +125,7 @@ def score(model: Recaller, pairs: int, asks: int, suffix: str = "") -> Point:
     return {f"parity{suffix}": parity, f"value{suffix}": value}
 
 
-def claims(points: Points) -> Iterator[Claim]:
+def claims(points: Points):
     """The paper proves what can be solved, and trains nothing: these are ours."""
     few, many = points(pairs=FEW), points(pairs=MANY)
     deep = [stack for stack in DEEP if points(stack=stack)]
@@ -157,7 +153,7 @@ def claims(points: Points) -> Iterator[Claim]:
         yield order(text, turns, sign=">")
 
 
-def draw(points: Points) -> Figure:
+def draw(points: Points):
     sizes = points.by("pairs")
     figure, axes = plots.panels(1 + 2 * len(sizes), len(sizes), columns=1, sharex=True)
     for ax, (pairs, some) in zip(axes, sizes.items(), strict=True):

@@ -5,13 +5,11 @@ value, in the second task every key once more with a new value, then a query for
 each key, among random tokens.
 """
 
-from collections.abc import Iterator
 from functools import partial
 
 import torch
-from answers import UNASKED, WIDTH, enlarge, loss, right
-from frame import Claim, Experiment, Point, Points, holds, main, order
-from matplotlib.figure import Figure
+from answers import UNASKED, WIDTH, Batch, enlarge, loss, right
+from frame import Experiment, Point, Points, holds, main, order
 from torch import Tensor
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
@@ -60,7 +58,7 @@ def run(point: Point) -> Point:
     model, epoch = build(point["mixer"], *size), -(-TRAIN // BATCH)
     left: list[Tensor] = []
 
-    def draw(_: int) -> tuple[Tensor, Tensor]:
+    def draw(_: int) -> Batch:
         left[:] = left or torch.randperm(TRAIN).split(BATCH)
         one = left.pop()
         return train[0][one], train[1][one]
@@ -83,9 +81,7 @@ def run(point: Point) -> Point:
     }
 
 
-def sequences(
-    count: int, returns: int, vocabulary: int, time: int
-) -> tuple[Tensor, Tensor]:
+def sequences(count: int, returns: int, vocabulary: int, time: int) -> Batch:
     """Draw pairs, those that return, and queries among random tokens.
 
     - `returns`: number of keys that are shown a second time, from 0 to `PAIRS`.
@@ -126,7 +122,7 @@ def build(mixer: str, vocabulary: int, time: int) -> LanguageModel:
     return model
 
 
-def claims(points: Points) -> Iterator[Claim]:
+def claims(points: Points):
     """That a mixer solves a task was published of attention and each key once."""
     tokens, epochs = (points[0][name] for name in ("vocabulary", "epochs"))
     protocol = f"{tokens} tokens for 8,192, width {WIDTH} for 64 and more, {TRAIN:,} "
@@ -146,7 +142,7 @@ def claims(points: Points) -> Iterator[Claim]:
     yield order(f"{TASKS[PAIRS]}: sum below delta", both)
 
 
-def draw(points: Points) -> Figure:
+def draw(points: Points):
     epochs = range(1, points[0]["epochs"] + 1)
     figure, axes = plots.panels(6.4, len(TASKS), sharex=True)
     for ax, (returns, task) in zip(axes, TASKS.items(), strict=True):

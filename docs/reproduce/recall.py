@@ -5,14 +5,12 @@ value, and then asks for the value of every key. In a second task keys
 return with new values, and the most recent one counts.
 """
 
-from collections.abc import Iterator
 from statistics import median
 
 import torch
-from answers import UNASKED, WIDTH, Recaller, growing, loss, right
-from frame import Claim, Experiment, Point, Points, holds, main
+from answers import UNASKED, WIDTH, Batch, Recaller, growing, loss, right
+from frame import Experiment, Point, Points, holds, main
 from matplotlib.figure import Figure, SubFigure
-from torch import Tensor
 
 from fwlab import plots
 from fwlab.data import retrieval
@@ -80,7 +78,7 @@ def run(point: Point) -> Point:
         *(point["layers"], point["heads"], time),
     )
 
-    def draw(step: int) -> tuple[Tensor, Tensor]:
+    def draw(step: int) -> Batch:
         return sequences(BATCH, growing(step + 1, budget, pairs), symbols, shows)
 
     def evaluate(_: int) -> float:
@@ -104,9 +102,7 @@ def run(point: Point) -> Point:
     }
 
 
-def sequences(
-    batch: int, pairs: int, symbols: int, shows: int = 1
-) -> tuple[Tensor, Tensor]:
+def sequences(batch: int, pairs: int, symbols: int, shows: int = 1) -> Batch:
     """Draw pairs of a key and a value in random order, then every key once.
 
     - `pairs`: number of keys in a sequence.
@@ -149,7 +145,7 @@ def by_seed(points: Points, name: Name, shows: int, sizes: list) -> dict[int, li
     return {seed: each for seed, each in found.items() if len(each) == len(sizes)}
 
 
-def claims(points: Points) -> Iterator[Claim]:
+def claims(points: Points):
     """All are ours: the papers have curves, and no numbers.
 
     A claim counts the worst size of each seed.
@@ -193,7 +189,7 @@ LABELS |= {("sum", "own"): "sum, ELU + 1", ("kimi-delta", "own"): "Kimi delta"}
 MARKS = {1: (TRAINED, "x"), 2: (INK, "o")}
 
 
-def draw(points: Points) -> Figure:
+def draw(points: Points):
     chosen = best(points)
     names = chosen.by("mixer", "map")
     heights = [4.2]

@@ -4,10 +4,7 @@ A backward pass needs the fast weights of every step. Appendix F of the
 paper keeps the last ones, and undoes one update after the other.
 """
 
-from collections.abc import Iterator
-
-from frame import Claim, Experiment, Point, Points, every, main, panels
-from matplotlib.figure import Figure
+from frame import Experiment, Point, Points, every, main, panels
 
 from fwlab.ops.delta.reversal import undoing_error
 from fwlab.plots import SERIES, WRONG
@@ -47,7 +44,7 @@ def run(point: Point) -> Point:
     return {"error": undoing_error(**{name: point[name] for name in names})}
 
 
-def claims(points: Points) -> Iterator[Claim]:
+def claims(points: Points):
     """Claim what is right at any length, and what is no use from 2048 steps on.
 
     The paper gives no errors.
@@ -75,7 +72,7 @@ def claims(points: Points) -> Iterator[Claim]:
         yield every(f"{what}: {end}", errors, true, spec=".0e", x="", worst=worst)
 
 
-def draw(points: Points) -> Figure:
+def draw(points: Points):
     titles = {
         (method, norm): f"{what},\n{norm.replace('l2', 'L2')} normalisation"
         for method, what in METHODS.items()
