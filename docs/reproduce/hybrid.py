@@ -8,6 +8,7 @@ all pairs.
 import torch
 from answers import UNASKED, Batch, Recaller, columns, growing, loss, right
 from frame import Experiment, Point, Points, holds, main, order
+from torch import Tensor
 
 from fwlab import plots
 from fwlab.fit import SETUP, fit
@@ -79,14 +80,16 @@ def run(point: Point) -> Point:
 def build(stack: str, pairs: int) -> Recaller:
     """Build it without positions and convolution: embeddings have the token before."""
     mixers, limit = STACKS[stack]
-    fast_weights = {"like": "gated-delta-net", "conv_size": 0, "expand_v": 1}
-    fast_weights |= {"head_width": HEAD_WIDTH, "beta_max": limit}
-    options = {
-        "gated-delta": ("fast_weights", fast_weights),
-        "softmax": ("softmax", {"rope": 0}),
-    }
+    options = {}
+    if "gated-delta" in mixers:
+        options["fast_weights"] = {
+            **{"like": "gated-delta-net", "conv_size": 0, "expand_v": 1},
+            **{"head_width": HEAD_WIDTH, "beta_max": limit},
+        }
+    if "softmax" in mixers:
+        options["softmax"] = {"rope": 0}
     sizes = 2 * pairs + VALUES + 2, len(mixers), HEADS, 2 * (pairs + FAR)
-    return Recaller(mixers, "own", *sizes, **dict(options[mixer] for mixer in mixers))
+    return Recaller(mixers, "own", *sizes, **options)
 
 
 def sequences(batch: int, pairs: int, asks: int) -> Batch:
@@ -107,15 +110,14 @@ def sequences(batch: int, pairs: int, asks: int) -> Batch:
     odd = bits.cumsum(1) % 2
     held = torch.zeros_like(keys).scatter(1, keys, values)
     found = held.gather(1, asked ^ odd)
-    unasked = torch.full_like(keys, UNASKED)
-    tokens, answers = (
-        torch.cat([torch.stack(both, -1).flatten(1) for both in parts], 1)
-        for parts in (
-            ((keys, values), (bits + bit, asked + bit + 2)),
-            ((unasked, unasked), (odd + bit, found)),
-        )
-    )
-    return tokens, answers
+    shown = _in_turn(keys, values)
+    tokens = torch.cat([shown, _in_turn(bits + bit, asked + bit + 2)], 1)
+    unasked = torch.full_like(shown, UNASKED)
+    return tokens, torch.cat([unasked, _in_turn(odd + bit, found)], 1)
+
+
+def _in_turn(a: Tensor, b: Tensor) -> Tensor:
+    return torch.stack([a, b], -1).flatten(1)
 
 
 def score(model: Recaller, pairs: int, asks: int, suffix: str = "") -> Point:
