@@ -7,7 +7,7 @@ import pytest
 import reversal
 import torch
 
-from fwlab.ops.delta.reversal import METHODS, recovered
+from fwlab.bench.undoing import METHODS, recovered
 
 tracking = import_module("state-tracking")
 EYE, FOUR = torch.eye(4), [*permutations(range(4))]

@@ -6,7 +6,7 @@ paper keeps the last ones, and undoes one update after the other.
 
 from frame import Experiment, Point, Points, every, main, panels
 
-from fwlab.ops.delta.reversal import undoing_error
+from fwlab.bench.undoing import undoing_error
 from fwlab.plots import SERIES, WRONG
 
 #: How each update is undone.

@@ -1,7 +1,7 @@
-r"""# Undo the updates of the delta rule
+r"""Measure how far back the updates of the delta rule can be undone.
 
-A backward pass needs the fast weights of every step. Appendix F of [Schlag et al.
-2021](https://arxiv.org/abs/2102.11174) keeps only the last ones, and undoes one update
+A backward pass needs the fast weights of every step. Appendix F of Schlag et al.
+2021 keeps only the last ones, and undoes one update
 after the other. This says how far off the fast weights are then.
 
 - `W`: `[value, key]`; `k`: `[key]`, already features; `v`: `[value]`.
