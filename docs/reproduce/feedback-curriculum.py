@@ -156,7 +156,9 @@ def draw(points: Points) -> Figure:
         unit = 1000 if cost == "chain" else 1
         for way, color in COLORS.items():
             own = [x / unit for x in points(way=way)[cost] if x is not None]
-            plots.rows(ax, {key: own if key == way else [] for key in WAYS}, color, MARKS[way])
+            plots.rows(
+                ax, {key: own if key == way else [] for key in WAYS}, color, MARKS[way]
+            )
         ax.set_xlim(0, 1.05 * max((x or 0) / unit for x in points[cost]) or 1)
         ax.set_xlabel(label)
     return figure
