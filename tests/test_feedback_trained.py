@@ -8,8 +8,8 @@ import torch
 
 from fwlab.data import programs
 from fwlab.data.programs import CLAUSES
-from fwlab.experiments.feedback import score
-from fwlab.experiments.feedback_variables import test_rng as rng_of
+from fwlab.data.programs import test_rng as rng_of
+from fwlab.fit import score
 from fwlab.models import LanguageModel
 
 FOLDER = files("fwlab.data") / "results"
