@@ -1,0 +1,99 @@
+"""docs/reproduce/feedback-*.py: what a short memory sees, and what training costs."""
+
+import random
+from importlib import import_module
+from math import inf
+
+import pytest
+import torch
+from frame import Points, load
+from statements import at_best_rate, build
+
+from fwlab.data import programs
+from fwlab.layers import FeedbackTransformer, SoftmaxAttention
+from fwlab.models.language_model import Size
+
+depth = import_module("feedback-depth")
+curriculum = import_module("feedback-curriculum")
+SIZE = Size(layers=2, heads=2, d_model=8, d_ff=16, max_len=12)
+TINY = {"statements": 5, "batch": 2, "steps": 2, "budget": 4, "parallel": 3}
+USUAL = {"feedback": FeedbackTransformer, "transformer": SoftmaxAttention}
+
+
+def reached(layer):
+    """Return pairs of a step that is changed, and a step whose output then moves."""
+    x = torch.randn(1, 12, 8, dtype=torch.float64)
+    pairs = set()
+    for changed in range(12):
+        other = x.clone()
+        other[0, changed] = torch.randn(8)
+        moved = (layer(other) - layer(x)).abs().amax((0, 2)) > 1e-9
+        pairs |= {(changed, t) for t in moved.nonzero()[:, 0].tolist()}
+    return pairs
+
+
+@pytest.mark.parametrize("model", USUAL)
+def test_a_layer_sees_its_own_block_and_the_one_before(model):
+    torch.manual_seed(0)
+    layer = depth.mixer(model, 3).make(SIZE).double()
+    before = {(i, t) for t in range(12) for i in range(t + 1)}
+    near = {(i, t) for i, t in before if t // 3 - i // 3 <= 1}
+    if model == "feedback":
+        assert reached(layer) == before  # memories carry on what is not seen
+        layer.merge.data[1:] = -1000  # they are embeddings: only what is seen counts
+    assert reached(layer) == near
+
+
+@pytest.mark.parametrize("model", USUAL)
+def test_a_long_memory_is_no_limit(model):
+    layer = depth.mixer(model, 7).make(SIZE).double()
+    x, r = torch.randn(2, 2, 12, 8, dtype=torch.float64)
+    results = [
+        [y, *torch.autograd.grad((y * r).sum(), [*layer.parameters()])]
+        for y in (layer(x), USUAL[model].forward(layer, x))
+    ]
+    for a, b in zip(*results, strict=True):
+        assert torch.allclose(a, b, atol=1e-12)
+
+
+def test_cost_counts_all_stages(monkeypatch):
+    """A chain is the layers of a transformer, or the tokens of a feedback layer."""
+    monkeypatch.setattr(curriculum, "EVERY", 1)
+    point = curriculum.points(True)[0] | TINY
+    made = programs(4, 5, 3, random.Random(0), clauses=True)
+    cost = curriculum.Cost(point, (made.tokens, made.labels))
+    cost.train(build("softmax", point, 2), 3)
+    assert (cost.steps, cost.chain) == (3, 3)
+    model = build("feedback", point, 2)
+    cost.train(model, 2)
+    assert cost.steps == 5 and 3 + 2 * 6 <= cost.chain <= 3 + 2 * 11
+    assert cost.train(model, 4, target=100.0).ended == "at the target"
+    assert cost.steps == 6
+
+
+def test_the_best_rate_needs_all_of_them():
+    points = Points({"rate": r, "accuracy": r * x} for r in (1, 2) for x in (3, 4, 5))
+    assert at_best_rate(points, (1, 2)) == [6, 8, 10]
+    assert at_best_rate(points, (1, 2, 3)) == []
+    assert at_best_rate(Points(points[1:]), (1, 2)) == []
+
+
+@pytest.mark.parametrize("name", ["variables", "depth", "curriculum"])
+def test_points_run(name, monkeypatch):
+    """All kinds of points; models of as many layers are equally large."""
+    monkeypatch.setattr(depth, "TIMED", (2, 4))
+    experiment, sizes = load(f"feedback-{name}"), {}
+    for point in experiment.points(True):
+        if point["seed"] > 1:
+            continue
+        found = experiment.run(point | TINY)
+        if name == "curriculum":
+            assert found["lowest"] == inf and found["chain"] is None
+        elif point.get("kind") == "time":
+            assert found["train"] > 0 and found["predict"] > 0
+        else:
+            assert 0 <= found["accuracy"] <= 100
+            sizes[point["model"], point["layers"]] = found["parameters"]
+    if sizes:
+        ours, usual = sizes["feedback", 1], sizes["transformer", 1]
+        assert abs(ours - usual) < 0.02 * usual
