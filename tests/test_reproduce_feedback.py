@@ -1,6 +1,5 @@
 """docs/reproduce/feedback-*.py: what a short memory sees, and what training costs."""
 
-import random
 from importlib import import_module
 from math import inf
 
@@ -9,7 +8,6 @@ import torch
 from frame import Points, load
 from statements import at_best_rate, build
 
-from fwlab.data import programs
 from fwlab.layers import FeedbackTransformer, SoftmaxAttention
 from fwlab.models.language_model import Size
 
@@ -59,16 +57,16 @@ def test_a_long_memory_is_no_limit(model):
 def test_cost_counts_all_stages(monkeypatch):
     """A chain is the layers of a transformer, or the tokens of a feedback layer."""
     monkeypatch.setattr(curriculum, "EVERY", 1)
-    point = curriculum.points(True)[0] | TINY
-    made = programs(4, 5, 3, random.Random(0), clauses=True)
-    cost = curriculum.Cost(point, (made.tokens, made.labels))
-    cost.train(build("softmax", point, 2), 3)
-    assert (cost.steps, cost.chain) == (3, 3)
-    model = build("feedback", point, 2)
-    cost.train(model, 2)
-    assert cost.steps == 5 and 3 + 2 * 6 <= cost.chain <= 3 + 2 * 11
-    assert cost.train(model, 4, target=100.0).ended == "at the target"
-    assert cost.steps == 6
+    point = curriculum.points(True)[2] | TINY
+    found = curriculum.run(point | {"target": 100.0})
+    assert found["steps"] == 3 + 1 and 3 + 6 <= found["chain"] <= 3 + 11
+    assert [step for step, _ in found["curve"]] == [4]
+    chains = {way: {"steps": 0, "chain": 0, "cpu": 0.0} for way in curriculum.WAYS}
+    for way, cost in chains.items():
+        long = point | {"way": way, "statements": 16}
+        curriculum.train(build("feedback", long, 2), long, 8, cost)
+    growing, full = (chains[way]["chain"] for way in ("growing length", "from scratch"))
+    assert growing < 0.9 * full
 
 
 def test_the_best_rate_needs_all_of_them():

@@ -56,22 +56,63 @@ def run(point: Point) -> Point:
     torch.manual_seed(point["seed"])
     size = TEST, point["statements"], VARIABLES
     test = programs(*size, test_rng(point["seed"]), clauses=True)
-    cost = Cost(point, (test.tokens, test.labels))
+    asked = test.tokens, test.labels
+    cost = {"steps": 0, "chain": 0, "cpu": 0.0}
     model = build("feedback", point, HEADS)
     if point["way"] == "from a transformer":
         parallel = build("softmax", point, HEADS)
-        cost.train(parallel, point["parallel"])
+        train(parallel, point, point["parallel"], cost)
         model.start_from(parallel)
-    before = cost.steps
-    fitted = cost.train(model, point["budget"], point["target"])
+    before = cost["steps"]
+    fitted = train(model, point, point["budget"], cost, asked)
     lowest = min((loss for _, loss in fitted.curve), default=inf)
     reached = lowest <= point["target"]
-    spent = {"steps": cost.steps, "chain": cost.chain, "cpu": round(cost.cpu, 2)}
     return {
-        **(spent if reached else dict.fromkeys(spent)),
+        **(cost | {"cpu": round(cost["cpu"], 2)} if reached else dict.fromkeys(cost)),
         "lowest": lowest,
         "curve": [(before + step, loss) for step, loss in fitted.short],
     }
+
+
+def train(
+    model: LanguageModel,
+    point: Point,
+    steps: int,
+    cost: dict[str, float],
+    asked: tuple[Tensor, Tensor] | None = None,
+) -> Fit:
+    """Train, and count what it costs.
+
+    - `steps`: of the optimiser, at most.
+    - `cost`: of the stages before; grows.
+    - `asked`: tokens and labels of the programs for the loss; training ends when it
+      is at the target. None = train to the end.
+    """
+    first = 4 if point["way"] == "growing length" else point["statements"]
+    longer = growing({**point, "steps": steps}, VARIABLES, first, 0.5)
+    cost["cpu"] -= time.process_time()
+
+    def draw(step: int) -> tuple[Tensor, Tensor]:
+        tokens, values = longer(step)
+        cost["chain"] += chain(model, tokens.shape[1])
+        return tokens, values
+
+    def evaluate(step: int) -> float:
+        cost["cpu"] += time.process_time()
+        loss = score(model, asked).loss
+        cost["cpu"] -= time.process_time()
+        return loss
+
+    fitted = fit(
+        *(model, draw, answer_loss, steps, point["rate"]),
+        optimizer=ADAM,
+        every=EVERY,
+        evaluate=evaluate if asked else None,
+        stop=lambda curve: "target" if curve[-1][1] <= point["target"] else "",
+    )
+    cost["cpu"] += time.process_time()
+    cost["steps"] += fitted.steps
+    return fitted
 
 
 def chain(model: LanguageModel, tokens: int) -> int:
@@ -83,48 +124,6 @@ def chain(model: LanguageModel, tokens: int) -> int:
     if isinstance(model.blocks[0], FeedbackTransformer):
         return tokens * model.blocks[0].layers
     return len(model.blocks)
-
-
-class Cost:
-    """The cost of training, summed over all its stages.
-
-    - `point`: how to train.
-    - `asked`: tokens and labels of the programs for the loss.
-    """
-
-    def __init__(self, point: Point, asked: tuple[Tensor, Tensor]) -> None:
-        self.point, self.asked = point, asked
-        self.steps, self.chain, self.cpu = 0, 0, 0.0
-
-    def train(self, model: LanguageModel, steps: int, target: float = -inf) -> Fit:
-        """Train for so many steps, or until the loss is at the target, and count."""
-        point = self.point
-        first = 4 if point["way"] == "growing length" else point["statements"]
-        programs_of = growing({**point, "steps": steps}, VARIABLES, first, 0.5)
-        start = time.process_time()
-
-        def draw(step: int) -> tuple[Tensor, Tensor]:
-            tokens, values = programs_of(step)
-            self.chain += chain(model, tokens.shape[1])
-            return tokens, values
-
-        def evaluate(step: int) -> float:
-            nonlocal start
-            self.cpu += time.process_time() - start
-            loss = score(model, self.asked).loss
-            start = time.process_time()
-            return loss
-
-        fitted = fit(
-            *(model, draw, answer_loss, steps, point["rate"]),
-            optimizer=ADAM,
-            every=EVERY,
-            evaluate=evaluate if target > -inf else None,
-            stop=lambda curve: "at the target" if curve[-1][1] <= target else "",
-        )
-        self.cpu += time.process_time() - start
-        self.steps += fitted.steps
-        return fitted
 
 
 # --- What came out --------------------------------------------------------
