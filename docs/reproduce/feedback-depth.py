@@ -35,6 +35,13 @@ RATES = {True: (2e-3,), False: (1e-3, 5e-4, 2e-3)}
 HEADS = 2
 #: A model that sees everything before a token.
 ALL = 0
+#: Layers of the models of the quick version, and of the full one, that see
+#: everything; and of feedback that does not, which sees blocks of so many tokens.
+DEPTHS = {
+    True: {"feedback": (1,), "transformer": (1, 2)},
+    False: {"feedback": (1, 2, 4), "transformer": (1, 2, 4, 8)},
+}
+LOW, MEMORIES = {True: 1, False: 2}, {True: (4,), False: (4, 16)}
 #: The models of the published comparison, and a transformer of equal depth; they
 #: are trained twice as long, too.
 DEEP = [("feedback", 4, ALL), ("transformer", 4, ALL), ("transformer", 8, ALL)]
@@ -57,16 +64,11 @@ def points(quick: bool) -> list[Point]:
         "steps": 600 if quick else 1200,
         "rate": usual,
     }
-    trained = [
-        *(("feedback", layers, ALL) for layers in ((1,) if quick else (1, 2, 4))),
-        *(("transformer", n, ALL) for n in ((1, 2) if quick else (1, 2, 4, 8))),
-    ]
-    for memory in (4,) if quick else (4, 16):
-        low = 1 if quick else 2
+    low = LOW[quick]
+    trained = [(model, n, ALL) for model, each in DEPTHS[quick].items() for n in each]
+    for memory in MEMORIES[quick]:
         trained += [("feedback", low, memory), ("transformer", 2 * low, memory)]
-    timed = [
-        (n, layers, ALL) for layers in (2, 4) for n in SPEEDS if n != "transformer"
-    ]
+    timed = [(name, n, ALL) for n in (2, 4) for name in SPEEDS if name != "transformer"]
     kinds = [
         ("rule", [("rule", 0, ALL)], {}),
         ("accuracy", trained, {}),
@@ -182,14 +184,14 @@ def measure(point: Point) -> Point:
         state = model.prefill(tokens)[1]
         return lambda: model.step(tokens[:, 0], state)
 
-    def ratio(calls: dict[str, Any]) -> float:
+    def ratio(prepare: Any) -> float:
+        calls = {name: prepare(model) for name, model in models.items()}
         ours, theirs = map(median, in_turns(calls, rounds=5, turn=0.02).values())
         return round(ours / theirs, 3)
 
-    train = ratio({name: step(model) for name, model in models.items()})
+    train = ratio(step)
     with torch.no_grad():
-        after = ratio({name: predict(model) for name, model in models.items()})
-    return {"train": train, "predict": after}
+        return {"train": train, "predict": ratio(predict)}
 
 
 # --- What came out --------------------------------------------------------
@@ -223,30 +225,24 @@ def claims(points: Points) -> Iterator[Claim]:
     for steps in (longest, *shorter):
         ours = right("feedback", low, ALL, steps)
         text = f"{named('feedback', low)}, {steps:,} steps: above"
+        deeper, equal = (right("transformer", n * low, ALL, steps) for n in (2, 1))
         # What was published was trained for longer than any of ours.
-        source = "99.1, 33.7 % (4 and 8 layers, authors' README)"
+        known = steps == longest
         yield above(
             f"{text} {named('transformer', 2 * low)}",
-            [ours, right("transformer", 2 * low, ALL, steps)],
-            source if steps == longest else "",
-            protocol=protocol if steps == longest else "",
+            [ours, deeper],
+            "99.1, 33.7 % (4 and 8 layers, authors' README)" if known else "",
+            protocol=protocol if known else "",
         )
-        yield above(
-            f"{text} {named('transformer', low)}",
-            [ours, right("transformer", low, ALL, steps)],
-        )
+        yield above(f"{text} {named('transformer', low)}", [ours, equal])
         rules = same_rate(kind="rule")["accuracy"]
         yield above(f"{text} the best rule", [ours, rules])
-    shallow = 1 if quick else 2
-    for memory in (4,) if quick else (4, 16):
-        yield above(
-            f"memory of {memory} to {2 * memory - 1} tokens: feedback above a "
-            "transformer with twice as many layers",
-            [
-                right("feedback", shallow, memory),
-                right("transformer", 2 * shallow, memory),
-            ],
-        )
+    shallow = LOW[quick]
+    for memory in MEMORIES[quick]:
+        text = f"memory of {memory} to {2 * memory - 1} tokens: feedback above a "
+        text += "transformer with twice as many layers"
+        other = right("transformer", 2 * shallow, memory)
+        yield above(text, [right("feedback", shallow, memory), other])
     if quick:
         return
     short = points(kind="accuracy", memory=ALL, steps=usual)
@@ -254,12 +250,10 @@ def claims(points: Points) -> Iterator[Claim]:
         at_best_rate(short(model=model, layers=layers), RATES[False])
         for model, layers, _ in DEEP
     )
+    text = f"{usual:,} steps, each at its best rate of {len(RATES[False])}: "
+    text += f"{named(*DEEP[0][:2])}: above"
     for (model, layers, _), other in zip(DEEP[1:], others, strict=True):
-        yield above(
-            f"{usual:,} steps, each at its best rate of {len(RATES[False])}: "
-            f"{named(*DEEP[0][:2])}: above {named(model, layers)}",
-            [tuned, other],
-        )
+        yield above(f"{text} {named(model, layers)}", [tuned, other])
 
 
 def draw(points: Points) -> Figure:

@@ -10,7 +10,7 @@ from math import floor, inf
 from statistics import median
 
 import torch
-from frame import Claim, Experiment, Point, Points, holds, main
+from frame import Claim, Experiment, Numbers, Point, Points, holds, main
 from matplotlib.figure import Figure
 from statements import SETUP, TEST, above, at_best_rate, build, learn, named
 
@@ -21,7 +21,6 @@ from fwlab.plots import FAST, INK, OTHER
 #: Accuracy in percent, by variables: of feedback with 4 layers, and of a
 #: transformer with 8 (the authors' repository).
 PUBLISHED = {3: (99.1, 33.7), 5: (92.6, 37.5)}
-SOURCE = "% (authors' README)"
 #: Learning rates of the quick version, and of the full one. The first was chosen
 #: for feedback; the others run with three variables, with every model.
 RATES = {True: (4e-3,), False: (1.5e-3, 5e-4, 4e-3)}
@@ -37,11 +36,7 @@ def models(quick: bool) -> list[tuple[str, int]]:
     layers.
     """
     layers = 1 if quick else 2
-    return [
-        ("feedback", layers),
-        ("transformer", layers),
-        ("transformer", 2 * layers),
-    ]
+    return [("feedback", layers), ("transformer", layers), ("transformer", 2 * layers)]
 
 
 def points(quick: bool) -> list[Point]:
@@ -95,60 +90,46 @@ def claims(points: Points) -> Iterator[Claim]:
     def right(variables: int, model: str, layers: int) -> list[float]:
         return usual(variables=variables, model=model, layers=layers)["accuracy"]
 
+    def known(text: str, high: Numbers, low: Numbers, *published: float) -> Claim:
+        source = f"{published[0]}, {published[1]} % (authors' README)"
+        return above(text, [high, low], source, protocol=protocol)
+
     for variables, (solved, deep) in PUBLISHED.items():
         task, least = f"{variables} variables: feedback", floor(solved)
         feedback = right(variables, *ours)
-        yield above(
-            f"{task} above a transformer with twice as many layers",
-            [feedback, right(variables, *deeper)],
-            f"{solved}, {deep} {SOURCE}",
-            protocol=protocol,
-        )
+        text = f"{task} above a transformer with twice as many layers"
+        yield known(text, feedback, right(variables, *deeper), solved, deep)
         yield holds(
             f"{task} gets {least} % or more right",
             feedback,
             lambda x, least=least: x >= least,
-            f"{solved} {SOURCE}",
+            f"{solved} % (authors' README)",
             spec=".1f",
             protocol=protocol,
         )
         if quick and variables == 5:
             continue  # the quick version has one task for claims of ours
-        yield above(
-            f"{task} above a transformer of equal size",
-            [feedback, right(variables, *equal)],
-        )
         # A rule that has not run is the best: there is nothing to compare with.
         rules = [right(variables, rule, 0) for rule in RULES]
         best = max(rules, key=lambda numbers: median(numbers or [inf]))
+        of_size = right(variables, *equal)
+        yield above(f"{task} above a transformer of equal size", [feedback, of_size])
         yield above(f"{task} above the best rule", [feedback, best])
     if not quick:
-        rates = RATES[False]
+        rates, three = RATES[False], points(variables=3)
         tuned, *others = (
-            at_best_rate(points(variables=3, model=model, layers=layers), rates)
+            at_best_rate(three(model=model, layers=layers), rates)
             for model, layers in (ours, equal, deeper)
         )
-        for what, other in zip(
-            ("of equal size", "with twice as many layers"), others, strict=True
-        ):
-            yield above(
-                f"3 variables, each at its best rate of {len(rates)}: feedback above "
-                f"a transformer {what}",
-                [tuned, other],
-            )
-    (feedback_3, deep_3), (feedback_5, deep_5) = PUBLISHED.values()
-    yield above(
-        "feedback: 3 variables above 5",
-        [right(3, *ours), right(5, *ours)],
-        f"{feedback_3}, {feedback_5} {SOURCE}",
-        protocol=protocol,
-    )
-    yield above(
-        "transformer with twice as many layers: 5 variables above 3",
-        [right(5, *deeper), right(3, *deeper)],
-        f"{deep_5}, {deep_3} {SOURCE}",
-        protocol=protocol,
-    )
+        text = f"3 variables, each at its best rate of {len(rates)}: feedback above a"
+        sizes = "of equal size", "with twice as many layers"
+        for size, other in zip(sizes, others, strict=True):
+            yield above(f"{text} transformer {size}", [tuned, other])
+    solved, deep = zip(*PUBLISHED.values(), strict=True)
+    text = "feedback: 3 variables above 5"
+    yield known(text, right(3, *ours), right(5, *ours), *solved)
+    text = "transformer with twice as many layers: 5 variables above 3"
+    yield known(text, right(5, *deeper), right(3, *deeper), *deep[::-1])
 
 
 def draw(points: Points) -> Figure:
