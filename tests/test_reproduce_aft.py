@@ -1,14 +1,14 @@
 """docs/reproduce/aft.py and aft-stability.py: data, layers, and what is measured."""
 
-from hashlib import sha256
 from importlib import import_module
 
 import aft
 import pytest
 import torch
-from frame import load
 
 from fwlab import ops
+
+stability = import_module("aft-stability")
 
 
 def test_digits_are_split_without_overlap():
@@ -18,7 +18,7 @@ def test_digits_are_split_without_overlap():
     every = torch.cat(parts)
     assert every.shape[1:] == (65,) and len(every.unique(dim=0)) == len(every)
     assert (every[:, 0] == 17).all()
-    assert every[:, 1:].min() == 0 and every[:, 1:].max() == 16 < data.symbols - 1
+    assert every[:, 1:].unique().tolist() == [*range(17)]
 
 
 def test_windows_of_text_are_the_same_characters_for_every_length(monkeypatch):
@@ -46,7 +46,7 @@ def test_models_are_equally_large_and_start_alike(T):
 
 
 def test_biases_by_rows_and_columns():
-    """Against a loop over pixels; and no pixel sees a later one."""
+    """Against a loop over pixels."""
     layer, x = aft.AFTConvImage(8, 2).double(), torch.randn(2, 64, 8).double()
     torch.nn.init.ones_(layer.kernel.gamma)
     kernel = layer.kernel().view(2, 9, 15)
@@ -60,8 +60,6 @@ def test_biases_by_rows_and_columns():
     wanted = layer.to_out(torch.cat(y, -1))
     assert torch.allclose(layer(x), wanted, atol=1e-12)
     assert torch.allclose(layer(x[:, :30]), wanted[:, :30], atol=1e-12)
-    before, x[:, 40] = layer(x), 0
-    assert torch.equal(layer(x)[:, :40], before[:, :40])
 
 
 def test_dense_attention_is_attention_and_quadratic():
@@ -69,13 +67,9 @@ def test_dense_attention_is_attention_and_quadratic():
     fused.load_state_dict(dense.state_dict())
     x = torch.randn(2, 20, 16)
     assert torch.allclose(dense(x), fused(x), atol=1e-6)
-    mib = {
-        (name, T): aft.peak_mib(aft.passes(name, T, 32))
-        for name in (aft.DENSE, "aft-local")
-        for T in (256, 512)
-    }
-    assert mib[aft.DENSE, 512] > 3 * mib[aft.DENSE, 256]
-    assert mib["aft-local", 512] < 2.2 * mib["aft-local", 256]
+    for name, least, most in ((aft.DENSE, 3, 4), ("aft-local", 1.8, 2.2)):
+        half, full = (aft.peak_mib(aft.passes(name, T, 32)) for T in (256, 512))
+        assert least < full / half < most, name
 
 
 def test_training_ends_where_the_loss_no_longer_falls(monkeypatch):
@@ -95,25 +89,25 @@ def test_training_ends_where_the_loss_no_longer_falls(monkeypatch):
     assert found["loss"] == found["train"] == round(seen[2], 4) != round(seen[7], 4)
 
 
-def test_points_run(monkeypatch):
-    """A text that nobody knows is recorded with its hash."""
-    content = "To be, or not to be" * 20_000
-    monkeypatch.setattr(aft, "load", lambda name: content * (name == "shakespeare"))
+@pytest.mark.parametrize("task", ["layer", "digits", "text"])
+def test_points_run(task, monkeypatch):
+    monkeypatch.setattr(aft, "load", lambda name: "To be, or not to be" * 20_000)
     aft.characters.cache_clear()
-    for task in ("digits", "text"):
-        point = next(p for p in aft.points(False) if p["task"] == task)
-        found = aft.run(point | {"d_model": 8, "layers": 1, "budget": 1})
-        assert found["loss"] > 0 and found["parameters"] > 0
+    point = next(p for p in aft.points(False) if p["task"] == task)
+    found = aft.run(point | {"d_model": 8, "layers": 1, "budget": 1})
     aft.characters.cache_clear()
-    assert found["corpus_name"] == "another text"
-    assert found["corpus_sha256"] == sha256(content.encode()).hexdigest()[:12]
+    assert found["mib" if task == "layer" else "loss"] > 0
+    assert found.get("corpus_name") == ("another text" if task == "text" else None)
 
 
-def test_every_way_to_compute_aft_is_right_for_small_keys():
-    ways = vars(import_module("aft-stability"))
+def test_every_way_to_compute_aft():
+    """All are right for small keys, and one for large keys."""
     k, v, w = (torch.randn(20, width).double() for width in (3, 3, 20))
     seen = torch.ones(20, 20, dtype=torch.bool).tril()
-    exact = ways["softmax"](k, v, w, seen)
-    for name, way in ways["WAYS"].items():
+    exact = stability.softmax(k, v, w, seen)
+    large = {"dtype": "float16", "scale": 100, "seed": 1}
+    for name, way in stability.WAYS.items():
         y = way(k, v, torch.where(seen, w, -torch.inf))
         assert torch.allclose(y, exact, atol=1e-5 if name == "epsilon" else 1e-12), name
+        fails = any(stability.run({"way": name, **large}).values())
+        assert fails is (name != "fwlab"), name

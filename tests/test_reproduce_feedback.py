@@ -5,8 +5,8 @@ from math import inf
 
 import pytest
 import torch
-from frame import Points, load
-from statements import at_best_rate, build
+from frame import load
+from statements import build
 
 from fwlab.layers import FeedbackTransformer, SoftmaxAttention
 from fwlab.models.language_model import Size
@@ -69,21 +69,12 @@ def test_cost_counts_all_stages(monkeypatch):
     assert growing < 0.9 * full
 
 
-def test_the_best_rate_needs_all_of_them():
-    points = Points({"rate": r, "accuracy": r * x} for r in (1, 2) for x in (3, 4, 5))
-    assert at_best_rate(points, (1, 2)) == [6, 8, 10]
-    assert at_best_rate(points, (1, 2, 3)) == []
-    assert at_best_rate(Points(points[1:]), (1, 2)) == []
-
-
 @pytest.mark.parametrize("name", ["variables", "depth", "curriculum"])
 def test_points_run(name, monkeypatch):
     """All kinds of points; models of as many layers are equally large."""
     monkeypatch.setattr(depth, "TIMED", (2, 4))
     experiment, sizes = load(f"feedback-{name}"), {}
-    for point in experiment.points(True):
-        if point["seed"] > 1:
-            continue
+    for point in (p for p in experiment.points(True) if p["seed"] == 1):
         found = experiment.run(point | TINY)
         if name == "curriculum":
             assert found["lowest"] == inf and found["chain"] is None
@@ -93,5 +84,4 @@ def test_points_run(name, monkeypatch):
             assert 0 <= found["accuracy"] <= 100
             sizes[point["model"], point["layers"]] = found["parameters"]
     if sizes:
-        ours, usual = sizes["feedback", 1], sizes["transformer", 1]
-        assert abs(ours - usual) < 0.02 * usual
+        assert 0.98 < sizes["feedback", 1] / sizes["transformer", 1] < 1.02

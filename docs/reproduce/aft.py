@@ -201,8 +201,8 @@ def digits() -> Data:
     from sklearn.datasets import load_digits  # pip install "fwlab[reproduce]"
 
     images = torch.from_numpy(load_digits().images).long().flatten(1)
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    tokens = F.pad(images, (1, 0), value=GREYS)[order]
+    mixed = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    tokens = F.pad(images, (1, 0), value=GREYS)[mixed]
     train, check, test = tokens.split([len(tokens) - 500, 200, 300])
 
     def draw(count: int) -> Tensor:
@@ -341,17 +341,19 @@ TASKS = {
 }
 #: Layers that are in no table, which claims of ours compare with two that are.
 OURS = {"digits": ["aft-conv-2d"], "text": [ROTARY], "layer": []}
-NAMES = {
-    SOFTMAX: "transformer",
-    "aft-simple": "AFT-simple",
-    "aft-full": "AFT-full",
-    "aft-local": "AFT-local",
-    "aft-conv": "AFT-conv",
-    "aft-conv-2d": "AFT-conv 2-D",
-    DENSE: "dense softmax",
-    ROTARY: "transformer, rotary positions",
+#: What each layer is called and looks like.
+LOOKS = {
+    SOFTMAX: ("transformer", OTHER, "D", "-"),
+    DENSE: ("dense softmax", OTHER, "d", ":"),
+    "aft-simple": ("AFT-simple", INK, "v", "-"),
+    "aft-full": ("AFT-full", SERIES[0], "^", "--"),
+    "aft-local": ("AFT-local", SERIES[1], "o", "-"),
+    "aft-conv": ("AFT-conv", SERIES[2], "s", "-."),
+    "aft-conv-2d": ("AFT-conv 2-D", WRONG, "P", ""),
+    ROTARY: ("transformer, rotary positions", OTHER, "s", "--"),
 }
-#: The names in the figure of one layer.
+NAMES = {name: title for name, (title, *_) in LOOKS.items()}
+#: The names of layers that are measured alone.
 ALONE = {**NAMES, SOFTMAX: "fused softmax"}
 
 
@@ -410,17 +412,6 @@ def memory(name: str, points: Points) -> Claim:
     return Claim(text, source, found, growth > 3 if name == DENSE else growth < 2.2)
 
 
-LOOKS = {
-    SOFTMAX: (OTHER, "D", "-"),
-    DENSE: (OTHER, "d", ":"),
-    "aft-simple": (INK, "v", "-"),
-    "aft-full": (SERIES[0], "^", "--"),
-    "aft-local": (SERIES[1], "o", "-"),
-    "aft-conv": (SERIES[2], "s", "-."),
-    ROTARY: (OTHER, "s", "--"),
-}
-
-
 def draw(points: Points) -> Figure:
     texts = points(task="text")
     alone = Points(
@@ -437,8 +428,8 @@ def draw(points: Points) -> Figure:
     difference(upper, points(task="digits"))
     for ax, (shown, y, label) in zip(others, panels, strict=True):
         names = NAMES if shown is texts else ALONE
-        for name, look in LOOKS.items():
-            plots.series(ax, shown(mixer=name), *look, names.get(name), y, "T")
+        for name, (_, *look) in LOOKS.items():
+            plots.series(ax, shown(mixer=name), *look, names[name], y, "T")
         lengths = sorted({*shown["T"]})
         ax.set_xscale("log", base=2)
         if y != "loss":
@@ -463,7 +454,7 @@ def difference(ax: Axes, points: Points) -> None:
     zero = plots.medians(points, "mixer", "loss").get(SOFTMAX)
     known = PUBLISHED["digits"]
     for row, name in enumerate(OF_IMAGES):
-        color, marker, _ = LOOKS.get(name, (WRONG, "P", ""))
+        _, color, marker, _ = LOOKS[name]
         losses = points(mixer=name)["loss"]
         if zero is not None:
             extra = [loss - zero for loss in losses]
