@@ -57,9 +57,9 @@ def test_a_long_memory_is_no_limit(model):
 def test_cost_counts_all_stages(monkeypatch):
     """A chain is the layers of a transformer, or the tokens of a feedback layer."""
     monkeypatch.setattr(curriculum, "EVERY", 1)
-    point = curriculum.points(True)[2] | TINY
+    point = curriculum.points(True)[2] | TINY | {"layers": 2}
     found = curriculum.run(point | {"target": 100.0})
-    assert found["steps"] == 3 + 1 and 3 + 6 <= found["chain"] <= 3 + 11
+    assert found["steps"] == 3 + 1 and 2 * (3 + 6) <= found["chain"] <= 2 * (3 + 11)
     assert [step for step, _ in found["curve"]] == [4]
     chains = {way: {"steps": 0, "chain": 0, "cpu": 0.0} for way in curriculum.WAYS}
     for way, cost in chains.items():
