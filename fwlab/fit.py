@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 #: Makes the schedule of an optimiser, from its highest learning rate and the
@@ -111,3 +112,55 @@ def learning_curve(losses: list[float], steps: int) -> list[tuple[int, float]]:
     part = -(-steps // CURVE)
     ends = range(part, len(losses) + 1, part)
     return [(end, round(fmean(losses[end - part : end]), 4)) for end in ends]
+
+
+# --- Labelled answers -----------------------------------------------------
+
+
+class Score(NamedTuple):
+    """Right answers in percent, and the mean loss of an answer in nats."""
+
+    accuracy: float
+    loss: float
+
+
+def answer_loss(
+    model: Callable[[Tensor], Tensor], batch: tuple[Tensor, Tensor]
+) -> Tensor:
+    """Return the mean loss in nats of the tokens that have a label.
+
+    - `model`: takes tokens, returns logits `[batch, time, vocabulary]`.
+    - `batch`: tokens and labels, both integers `[batch, time]`; a label from 0 to
+      `vocabulary - 1` asks for an answer, and a negative one for nothing. Without
+      any answer the loss is NaN.
+    - Returns a scalar `[]`.
+    """
+    return F.cross_entropy(*_answers(model, batch))
+
+
+@torch.no_grad()
+def score(model: Callable[[Tensor], Tensor], batch: tuple[Tensor, Tensor]) -> Score:
+    """Score all answers of a batch, which may be large: 128 sequences at a time.
+
+    - `model`, `batch`: as for `answer_loss`. The model runs in the mode it is in.
+    - Returns a `Score`: percent to two decimals, nats to four.
+    - Raises `ValueError` if no label asks for an answer.
+    """
+    if not (batch[1] >= 0).any():
+        raise ValueError("expected a label that is not negative, got none")
+    right, loss, count = 0, 0.0, 0
+    for part in zip(*(x.split(128) for x in batch), strict=True):
+        logits, labels = _answers(model, part)
+        right += int((logits.argmax(-1) == labels).sum())
+        loss += F.cross_entropy(logits, labels, reduction="sum").item()
+        count += len(labels)
+    return Score(round(100 * right / count, 2), round(loss / count, 4))
+
+
+def _answers(
+    model: Callable[[Tensor], Tensor], batch: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return the logits where there are labels, and these labels."""
+    tokens, labels = batch
+    asked = labels >= 0
+    return model(tokens)[asked], labels[asked]
