@@ -1,0 +1,287 @@
+"""Language models that differ only in how they mix tokens.
+
+Tables 2 and 5 of Schlag et al. 2021 at a size that a processor can train:
+all mixers, the delta rule against the sum rule with the same features, and
+what else decides where the delta rule ends.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+from math import inf, isinf, log
+
+import text
+from frame import Claim, Experiment, Point, Points, holds, main, order
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from text import LR, middle
+
+from fwlab import plots
+from fwlab.models import MIXERS, Mixer
+from fwlab.plots import FAST, INK, OTHER, SERIES, TRAINED
+
+#: A mixer, and the feature map of its keys.
+Name = tuple[str, str]
+SOFTMAX, ROTARY, XL = ("softmax", ""), ("softmax-rotary", ""), ("transformer-xl", "")
+#: The control: a convolution over this many tokens, and no memory.
+CONVOLUTION, CONV_SIZE = ("convolution", ""), 4
+#: Validation perplexity per word on WikiText-103, small models.
+TABLES: dict[str, dict[Name, float]] = {
+    "Table 2": {
+        SOFTMAX: 33.0,
+        ("sum", "linear"): 37.1,
+        ("delta", "linear"): 34.1,
+        ("sum", "favor-half"): 39.0,
+        ("delta", "favor-half"): 36.1,
+    },
+    "Table 5": {
+        SOFTMAX: 33.0,
+        ("sum", "favor"): 38.0,
+        ("delta", "favor"): 36.0,
+        ("sum", "dpfp"): 37.7,
+        ("delta", "dpfp"): 33.9,
+    },
+}
+PUBLISHED = TABLES["Table 2"] | TABLES["Table 5"]
+#: Feature maps of which both rules are published.
+BOTH = ("linear", "favor-half", "favor", "dpfp")
+MAPS = {
+    "linear": "ELU + 1",
+    "favor": "FAVOR+",
+    "favor-half": "FAVOR+, half as wide",
+    "dpfp": "DPFP",
+    "identity": "unit keys",
+}
+#: The loss of softmax attention, in nats per character.
+NANOGPT = 1.88
+#: How the features of FAVOR+ differ from published ones. It changes their order.
+DRAWN = "FAVOR+ drawn once (theirs at every training step)"
+#: The feature maps of the fast weight rules, as in `MIXERS`.
+USUAL = {
+    "sum": "linear",
+    "gated": "linear",
+    "delta": "dpfp",
+    "gated-delta": "identity",
+}
+#: The mixers of the question why, with four settings each.
+COMPARED = ("delta", "gated", "fwp", "gated-delta", "sum")
+OTHER_LR = 3e-3
+#: The third chart goes from here to there; what is above is written beside it.
+NEAR, FAR = 1.75, 2.6
+
+
+def points(quick: bool) -> list[Point]:
+    def setting(mixer: str, map: str | None = None, **changes: float | str) -> Point:
+        map = USUAL.get(mixer, "") if map is None else map
+        return {"mixer": mixer, "map": map, "block": 64, "carry": 0, **changes}
+
+    # What the delta rule lacks: a decay, keys of length 1, or both.
+    lacking = [("gated-delta", "dpfp"), ("delta", "identity")]
+    settings = [setting(*name) for name in (*PUBLISHED, ROTARY, XL, *lacking)]
+    settings += [setting(mixer) for mixer in ("gated-delta", "gated", "fwp")]
+    if not quick:
+        settings += [setting(*one, size="nanogpt") for one in (SOFTMAX, CONVOLUTION)]
+        for mixer in COMPARED:
+            for changes in ({"block": 256}, {"carry": 1}, {"lr": OTHER_LR}):
+                settings.append(setting(mixer, **changes))
+    return text.points(quick, settings)
+
+
+def mixer(point: Point) -> Mixer:
+    name, map = point["mixer"], point["map"]
+    if name == ROTARY[0]:
+        return text.ROTARY_SOFTMAX
+    if name == CONVOLUTION[0]:
+        options = {"layer": text.ConvolutionAlone, "conv_size": CONV_SIZE}
+        return text.fast_weights("sum", "linear", **options)
+    if map != USUAL.get(name, ""):
+        return text.fast_weights(name, map)
+    return MIXERS[name]
+
+
+# --- What came out ------------------------------------------------------
+
+
+def claims(points: Points) -> Iterator[Claim]:
+    usual = as_usual(points)
+    full = points[0]["size"] != "small"
+    size = f"characters, {'0.8' if full else '0.1'} M parameters"
+
+    def below(low: Name, high: Name, published: str = "", protocol: str = "") -> Claim:
+        sides = [usual(mixer=mixer, map=map)["loss"] for mixer, map in (low, high)]
+        what = f"{label(low)}: below {label(high)}"
+        return order(what, sides, published, protocol=protocol)
+
+    for table, row in TABLES.items():
+        for low, high in combinations(sorted(row, key=row.__getitem__), 2):
+            drawn = any(map.startswith("favor") for _, map in (low, high))
+            published = f"{row[low]}, {row[high]} ({table})"
+            yield below(low, high, published, f"{size}, {DRAWN}" if drawn else size)
+    yield order(
+        "DPFP gains more from the delta rule than FAVOR+ (% of the loss)",
+        [saved(usual, "dpfp"), saved(usual, "favor")],
+        "37.7 to 33.9, 38.0 to 36.0 (Table 5)",
+        sign=">",
+        spec=".1f",
+        protocol=f"{size}, {DRAWN}",
+    )
+    for better in (("gated-delta", "dpfp"), ("delta", "identity"), ROTARY, XL):
+        yield below(better, ("delta", "dpfp"))
+    yield below(ROTARY, SOFTMAX)
+    yield below(XL, ("gated-delta", "identity"))
+    if full:
+        yield holds(
+            "softmax: nanoGPT's loss, within 0.05",
+            points(size="nanogpt", mixer="softmax")["loss"],
+            lambda loss: abs(loss - NANOGPT) <= 0.05,
+            f"{NANOGPT} (nanoGPT's README)",
+            protocol="all of the last tenth; theirs 20 random batches",
+        )
+        yield from why(points)
+
+
+def why(points: Points) -> Iterator[Claim]:
+    """Ask when the delta rule ends behind the rules that forget."""
+    for name, some in comparisons(points).items():
+        ends = {mixer: some(mixer=mixer)["loss"] for mixer in COMPARED}
+        best = min(COMPARED[1:], key=lambda mixer: middle(ends[mixer]))
+        what = f"{name}: delta ends lowest of {', '.join(COMPARED)}"
+        if all(ends.values()):
+            claim = order(what, [ends["delta"], ends[best]])
+            yield claim._replace(found=f"{claim.found} ({best})")
+        else:
+            yield order(what, [[]])
+
+
+def as_usual(points: Points) -> Points:
+    """Leave out what is varied for the question why."""
+    same = points(block=64, carry=0)
+    return Points(
+        p for p in same if p["lr"] == LR[p["size"]] and p["size"] != "nanogpt"
+    )
+
+
+def comparisons(points: Points) -> dict[str, Points]:
+    """Return the points of the question why, by what is changed for all mixers."""
+    own = Points(p for p in points if p["map"] == USUAL.get(p["mixer"], ""))
+    return {
+        "windows of 64": as_usual(own),
+        "windows of 256": own(block=256),
+        "state carried on": own(carry=1),
+        "best of two rates": tuned(own(block=64, carry=0)),
+    }
+
+
+def tuned(points: Points) -> Points:
+    """Keep each mixer's points with the learning rate of the lowest loss.
+
+    Those of a mixer that has not yet run with both are left out.
+    """
+    best = Points()
+    for own in points.by("mixer").values():
+        rates = own.by("lr").values()
+        if len(rates) > 1 and len({len(some) for some in rates}) == 1:
+            best += min(rates, key=lambda some: middle(some["loss"]))
+    return best
+
+
+def saved(points: Points, map: str) -> list[float]:
+    """Return the saving of each seed of the delta rule, in per cent of the sum
+    rule's median loss; minus infinite if it diverged.
+    """
+    loss = middle(points(mixer="sum", map=map)["loss"])
+    if isinf(loss):
+        return []
+    ends = points(mixer="delta", map=map)["loss"]
+    return [-inf if end is None else 100 * (1 - end / loss) for end in ends]
+
+
+def published_saving(map: str) -> float:
+    """Return the same of the published losses, the logarithms of perplexities."""
+    before, after = (log(PUBLISHED[rule, map]) for rule in ("sum", "delta"))
+    return 100 * (1 - after / before)
+
+
+def label(name: Name) -> str:
+    mixer, map = name
+    known = {ROTARY: "softmax, rotary positions", XL: "Transformer-XL"}
+    return f"{mixer}, {MAPS[map]}" if map else known.get(name, mixer)
+
+
+def draw(points: Points) -> Figure:
+    usual = as_usual(points)
+    models: dict[str, Points] = {}
+    for name, own in usual.by("mixer", "map").items():
+        # A feature map only where there are several.
+        one = name[1] and len(usual(mixer=name[0]).by("map")) == 1
+        models[name[0] if one else label(name)] = own
+    full = points[0]["size"] != "small"
+    if full:
+        longer = points(size="nanogpt")
+        models["softmax, 2,000 steps"] = longer(mixer="softmax")
+        models["no memory, 2,000 steps"] = longer(mixer="convolution")
+    rows = [len(models), len(BOTH)] + [len(COMPARED)] * full
+    figure, axes = plots.panels(
+        0.26 * sum(rows) + 1.1 * len(rows),
+        len(rows),
+        height_ratios=[count + 1 for count in rows],
+    )
+    draw_models(axes[0], models)
+    if full:
+        axes[0].axvline(NANOGPT, color=INK, linestyle=(0, (4, 2)), linewidth=1.2)
+        draw_why(axes[2], comparisons(points))
+    ours = {MAPS[map]: saved(usual, map) for map in BOTH}
+    theirs = {MAPS[map]: [published_saving(map)] for map in BOTH}
+    plots.rows(axes[1], ours, FAST, "o", "ours")
+    plots.rows(axes[1], theirs, INK, "x", "published")
+    axes[1].set_xlabel("% of the sum's loss saved")
+    axes[1].axvline(0, color=INK, linewidth=1)
+    for ax in axes:
+        ax.legend(loc="lower right", bbox_to_anchor=(1.05, 1), ncols=2)
+    return figure
+
+
+def draw_models(ax: Axes, models: Mapping[str, Points]) -> None:
+    """Draw the losses of all models, the best first, by the rule."""
+    names = sorted(models, key=lambda name: middle(models[name]["loss"]))
+    looks = {"sum": (TRAINED, "s"), "delta": (FAST, "o"), "others": (OTHER, "D")}
+    for rule, look in looks.items():
+        losses = {
+            name: [
+                p["loss"]
+                for p in models[name]
+                if p["mixer"] == rule or (rule == "others" and p["mixer"] not in looks)
+            ]
+            for name in names
+        }
+        plots.rows(ax, losses, *look, rule)
+    ax.set_xlabel(text.LOSS)
+
+
+def draw_why(ax: Axes, compared: Mapping[str, Points]) -> None:
+    looks = zip((*SERIES, OTHER), "o^sD", strict=True)
+    for (name, some), (color, marker) in zip(compared.items(), looks, strict=True):
+        losses = {mixer: some(mixer=mixer)["loss"] for mixer in COMPARED}
+        plots.rows(ax, losses, color, marker, name)
+        for row, own in enumerate(losses.values()):
+            beyond = [x for x in own if x is not None and x > FAR]
+            if beyond:
+                words = f"{min(beyond):.1f} to {max(beyond):.1f} →"
+                ax.text(FAR, row - 0.1, words, color=color, ha="right", va="bottom")
+    ax.set_xlim(NEAR, FAR)
+    ax.set_xlabel(text.LOSS)
+
+
+EXPERIMENT = Experiment(
+    name="language-model",
+    title="Language models that differ only in how they mix tokens",
+    source="Schlag et al. 2021, Tables 2 and 5; nanoGPT",
+    cost="quick: 7 min of one core; full: 3 hours",
+    points=points,
+    run=lambda point: text.train(text.new_run(point, mixer(point))),
+    claims=claims,
+    draw=draw,
+    setup=lambda point: text.setup(point, mixer(point)),
+)
+
+if __name__ == "__main__":
+    main(EXPERIMENT)
