@@ -6,13 +6,11 @@ a short convolution, which also shows a layer its last few tokens.
 
 from collections.abc import Iterator
 from itertools import product
-from math import inf, isinf
-from typing import Any
+from math import isinf
 
 import text
 from frame import Claim, Experiment, Point, Points, holds, main, order
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from fwlab import ops, plots
 from fwlab.layers import FastWeightAttention
@@ -30,24 +28,15 @@ class Adding(FastWeightAttention):
 
     step = Causal.step  # by way of `_mix`
 
-    def _apply_rule(
-        self,
-        x: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: Any,
-        fading: Tensor | None = None,
-        **options: Any,
-    ) -> tuple[Tensor, Any]:
-        options |= {"normalize": False, "state": state}
+    def _apply_rule(self, x, q, k, v, state, fading=None, **options):
         v = self.gates["beta"](x, k)[..., None] * v
-        return with_state(ops.sum_rule(q, k, v, **options))
+        y = ops.sum_rule(q, k, v, **options | {"normalize": False, "state": state})
+        return with_state(y)
 
 
 #: Layers by what a write removes: class, rule and feature map. Features are
 #: divided by their sum in the delta rule, and have length 1 with "identity".
-LAYERS: dict[str, tuple[type[FastWeightAttention], str, str]] = {
+LAYERS = {
     "sum": (FastWeightAttention, "sum", "linear"),
     "delta without removal": (Adding, "delta", "linear"),
     "delta": (FastWeightAttention, "delta", "linear"),
@@ -102,12 +91,12 @@ def claims(points: Points) -> Iterator[Claim]:
         yield holds(what, [*gaps.values()], lambda x: abs(x) < 0.05)
     for one, other in GAPS:
         conv, bare = (gap(points(conv_size=n), one, other) for n in (4, 0))
-        both = [(conv[seed], bare[seed]) for seed in conv if seed in bare]
+        sides = [[side[seed] for seed in conv if seed in bare] for side in (conv, bare)]
         # Seed by seed: the two sides may overlap.
-        off = [with_it if isinf(with_it) else with_it - b / 2 for with_it, b in both]
+        off = [a if isinf(a) else a - b / 2 for a, b in zip(*sides, strict=True)]
         what = f"a convolution halves the gap by which {one} ends above {other}"
-        found = order(what, [[with_it for with_it, _ in both], [b for _, b in both]])
-        yield holds(what, off, lambda x: x < 0)._replace(found=found.found)
+        found = order(what, sides).found
+        yield holds(what, off, lambda x: x < 0)._replace(found=found)
     bar = points(layer=ATTENTION)["loss"]
     for conv_size, where in CONVOLUTIONS.items():
         for name in LAYERS:
@@ -116,18 +105,13 @@ def claims(points: Points) -> Iterator[Claim]:
 
 
 def gap(points: Points, one: str, other: str) -> dict[int, float]:
-    """Return by how much one layer ends above another, by seed.
-
-    Infinite if the layer has failed, minus infinite if only the other has.
-    """
+    """Return by how much one layer ends above another, by seed."""
     ends = {p["seed"]: p["loss"] for p in points(layer=other)}
-    gaps = {}
-    for p in points(layer=one):
-        seed, loss = p["seed"], p["loss"]
-        if seed in ends:
-            bad = inf if loss is None else -inf
-            gaps[seed] = bad if None in (loss, ends[seed]) else loss - ends[seed]
-    return gaps
+    return {
+        p["seed"]: text.above(p["loss"], ends[p["seed"]])
+        for p in points(layer=one)
+        if p["seed"] in ends
+    }
 
 
 def draw(points: Points) -> Figure:

@@ -228,7 +228,7 @@ def carried(points: Points) -> Iterator[Claim]:
             ("loss", "windows_loss", "loss in windows minus with carried state"),
             ("stale_loss", "own_loss", "loss with own minus with stale state"),
         ):
-            gains = [text.below(p[one], p[other]) for p in some]
+            gains = [0 - text.above(p[one], p[other]) for p in some]
             what = f"delta, {steps} steps at {lr:g}: {what}: above 0"
             yield holds(what, gains, lambda gain: gain > 0)
 

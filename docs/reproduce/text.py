@@ -288,11 +288,11 @@ def middle(losses: Numbers) -> float:
     return median([inf if loss is None else loss for loss in losses] or [inf])
 
 
-def below(loss: float | None, other: float | None) -> float:
-    """Return by how much a loss is below another.
+def above(loss: float | None, other: float | None) -> float:
+    """Return by how much a loss is above another.
 
-    Minus infinite if it has failed, infinite if only the other has.
+    Infinite if it has failed, minus infinite if only the other has.
     """
     if loss is None:
-        return -inf
-    return inf if other is None else other - loss
+        return inf
+    return -inf if other is None else loss - other
