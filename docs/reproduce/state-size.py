@@ -11,7 +11,7 @@ from typing import Any
 
 import text
 import torch
-from frame import Claim, Experiment, Numbers, Point, Points, holds, main, order
+from frame import Claim, Experiment, Point, Points, holds, main, order
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from text import LR, finite
@@ -29,6 +29,17 @@ from fwlab.training.batches import in_rows
 #: the medium model; the Linear Transformer's is above 260.
 DELTA = (131_072, 27.8)
 XL = {131_072: 65.7, 1_048_576: 29.3, 2_097_152: 26.4, 6_291_456: 24.6}
+#: Claims that losses are in this order, with the perplexities of Table 4.
+TABLE_4 = {
+    "sum: above Transformer-XL with every memory": "above 260, 65.7 to 24.6",
+    "delta: below sum": "27.8, above 260",
+    "delta: below Transformer-XL with an equal state": "27.8, 65.7",
+    "Transformer-XL with 16 times the state: below delta": "26.4, 27.8",
+    "Transformer-XL: the larger the memory, the lower the loss": (
+        "24.6, 26.4, 29.3, 65.7"
+    ),
+    "sum: below sum without attention normalisation": "above 260, above 1600",
+}
 #: Tokens of segment memory, and of a segment.
 MEMORIES = {"nanogpt": (8, 32, 128), "small": (4, 16, 64)}
 #: Sizes of the small models with the delta rule, by their optimiser steps.
@@ -79,7 +90,7 @@ def run(point: Point) -> Point:
     result["state_size"] = run.model.state_size(10**9)  # at its largest
     result["windows_loss"] = finite(run.evaluate(carry=False))
     if not point["memory"]:
-        return result | summary(by_position(run)) | by_state(run)
+        return result | by_position(run) | by_state(run)
     memories = MEMORIES[point["size"]]
     if point["memory"] == max(memories):
         result["by_memory"] = {str(m): by_memory(run, m) for m in memories}
@@ -121,39 +132,35 @@ def by_state(run: text.Run) -> Point:
 
 
 @torch.no_grad()
-def by_position(run: text.Run) -> list[list[float | None]]:
+def by_position(run: text.Run) -> Point:
     """Measure the loss with carried state, and how large the state becomes.
 
-    Returns rows of the number of characters read, the loss since the row
-    before, and the norm of a head's fast weights, the mean over layers
-    and heads; None if the state is not fast weights alone.
+    In parts of the text that double: the lowest and the last loss of a part, and the
+    norm of a head's fast weights, the mean over layers and heads, after the first and
+    the last part; None if the state is not fast weights alone.
     """
     tokens = in_rows(run.val_tokens, run.eval_rows).long()
     ends = [run.config.block]
     while 2 * ends[-1] < tokens.shape[1]:
         ends.append(2 * ends[-1])
-    rows: list[list[float | None]] = []
+    losses: list[float | None] = []
+    norms: list[float | None] = []
     state = None
     for start, end in pairwise([0, *ends]):
         inputs, targets = tokens[:, start:end], tokens[:, start + 1 : end + 1]
         loss, state = run.loss.eval()(inputs, targets, state, carry=True)
+        losses.append(finite(loss.item()))
         norm = None
         if all(isinstance(W, Tensor) for W in state[1:]):
-            norms = torch.stack(state[1:]).norm(dim=(-2, -1))
-            norm = finite(norms.mean().item())
-        rows.append([end, finite(loss.item()), norm])
-    return rows
-
-
-def summary(rows: list[list[float | None]]) -> Point:
-    """Return the first and last norm, and the lowest and last loss of these rows."""
-    lowest = min(rows, key=lambda row: inf if row[1] is None else row[1])
+            norm = finite(torch.stack(state[1:]).norm(dim=(-2, -1)).mean().item())
+        norms.append(norm)
+    lowest = min(losses, key=lambda loss: inf if loss is None else loss)
     return {
-        "first_norm": rows[0][2],
-        "last_norm": rows[-1][2],
-        "lowest_loss": lowest[1],
-        "lowest_at": lowest[0],
-        "last_loss": rows[-1][1],
+        "first_norm": norms[0],
+        "last_norm": norms[-1],
+        "lowest_loss": lowest,
+        "lowest_at": ends[losses.index(lowest)],
+        "last_loss": losses[-1],
     }
 
 
@@ -161,64 +168,45 @@ def summary(rows: list[list[float | None]]) -> Point:
 
 
 def claims(points: Points) -> Iterator[Claim]:
+    full = "nanogpt" in points["size"]
     table = of_the_table(points)
-    delta, bare = table(model="delta", map="linear"), table(model="sum", normalize=0)
-    sums = table(model="sum", normalize=1)["loss"]
-    gated = table(model="gated-delta")
-    xl = cut(table)
+    delta, gated = table(model="delta", map="linear"), table(model="gated-delta")
+    sums, bare = (table(model="sum", normalize=n)["loss"] for n in (1, 0))
+    cut = cut_losses(table)
+    xl = [cut[memory] for memory in sorted(cut)] or [[]]
+    orders = [
+        [max(xl, key=text.middle), sums],
+        [delta["loss"], sums],
+        [delta["loss"], xl[0]],
+        [xl[-1], delta["loss"]],
+        xl[::-1],
+        [sums, bare],
+    ]
+    known = [
+        order(
+            what,
+            sides,
+            f"perplexity per word {perplexities} (Table 4)",
+            protocol="characters, small models, minutes of training",
+        )
+        for (what, perplexities), sides in zip(TABLE_4.items(), orders, strict=True)
+    ]
+    yield from known[:-1]
     trained = table(model="transformer-xl").by("memory")
-    by_size = [xl[memory] for memory in sorted(xl)] or [[]]
-    perplexities = {
-        "sum: above Transformer-XL with every memory": (
-            "above 260, 65.7 to 24.6",
-            [max(by_size, key=text.middle), sums],
-        ),
-        "delta: below sum": ("27.8, above 260", [delta["loss"], sums]),
-        "delta: below Transformer-XL with an equal state": (
-            "27.8, 65.7",
-            [delta["loss"], by_size[0]],
-        ),
-        "Transformer-XL with 16 times the state: below delta": (
-            "26.4, 27.8",
-            [by_size[-1], delta["loss"]],
-        ),
-        "Transformer-XL: the larger the memory, the lower the loss": (
-            "24.6, 26.4, 29.3, 65.7",
-            by_size[::-1],
-        ),
-    }
-    for what, (numbers, sides) in perplexities.items():
-        yield published(what, numbers, sides)
-    yield order(
-        "each trained for its memory: lower with the smallest than the largest",
-        [
-            trained[m]["loss"]
-            for m in sorted(trained)
-            if m in (min(trained), max(trained))
-        ],
-    )
+    ends = [trained[at(trained)]["loss"] for at in (min, max)]
+    what = "each trained for its memory: lower with the smallest than the largest"
+    yield order(what, ends)
     yield order("gated delta: below delta", [gated["loss"], delta["loss"]])
-    yield order(
-        "gated delta: norm of the fast weights grows by less than that of delta",
-        [growth(gated), growth(delta)],
-        spec=",.1f",
-    )
-    if "nanogpt" in points["size"]:
-        what = "sum: below sum without attention normalisation"
-        yield published(what, "above 260, above 1600", [sums, bare["loss"]])
+    # From the first window to the last position.
+    growth = [
+        [(p["last_norm"] or inf) / p["first_norm"] for p in some if p.get("first_norm")]
+        for some in (gated, delta)
+    ]
+    what = "gated delta: norm of the fast weights grows by less than that of delta"
+    yield order(what, growth, spec=",.1f")
+    if full:
+        yield known[-1]
     yield from carried(points)
-
-
-def published(what: str, perplexities: str, sides: list[Numbers]) -> Claim:
-    source = f"perplexity per word {perplexities} (Table 4)"
-    protocol = "characters, small models, minutes of training"
-    return order(what, sides, source, protocol=protocol)
-
-
-def growth(points: Points) -> list[float]:
-    """Return how much norms grow from the first window to the last position."""
-    known = [p for p in points if p.get("first_norm")]
-    return [(p["last_norm"] or inf) / p["first_norm"] for p in known]
 
 
 def carried(points: Points) -> Iterator[Claim]:
@@ -245,7 +233,7 @@ def small(points: Points) -> Points:
     return Points(p | {"steps": n} for n in SMALL for p in own(size=SMALL[n]))
 
 
-def cut(points: Points) -> dict[int, list[float | None]]:
+def cut_losses(points: Points) -> dict[int, list[float | None]]:
     """Return losses of Transformer-XL by memory, cut at evaluation, of all seeds."""
     ends: dict[int, list[float | None]] = {}
     for p in points(model="transformer-xl"):
@@ -274,7 +262,7 @@ def draw_table(ax: Axes, points: Points) -> None:
     sizes = {p["memory"]: p["state_size"] for p in xl}
     shortened = Points(
         {"state_size": sizes[memory], "loss": end}
-        for memory, ends in cut(points).items()
+        for memory, ends in cut_losses(points).items()
         for end in ends
     )
     for name, color, marker, some in (

@@ -123,13 +123,10 @@ def points(quick: bool, settings: Iterable[Point]) -> list[Point]:
     - `settings`: with the size, the text and the learning rate of the version,
       unless they say other ones.
     """
-    size = "small" if quick else FULL
-    corpus = "any" if quick else "shakespeare"
+    size, corpus = ("small", "any") if quick else (FULL, "shakespeare")
     usual = {"size": size, "corpus": corpus, "lr": LR[size]}
     return [
-        {**each, **(usual | each), "seed": seed}
-        for each in settings
-        for seed in (1, 2, 3)
+        each | usual | each | {"seed": seed} for each in settings for seed in (1, 2, 3)
     ]
 
 
@@ -141,9 +138,11 @@ def config(point: Point, mixer: Mixer) -> Config:
       `Config`.
     """
     name, _, steps = point["size"].partition("-")
-    size, block = SIZES[name], point.get("block", 64)
-    usual = Config(
-        **{**size, "batch": size["batch"] * 64 // block},
+    block, options = point.get("block", 64), dict(SIZES[name])
+    options["batch"] = options["batch"] * 64 // block
+    options["steps"] = int(steps or options["steps"])
+    c = Config(
+        **options,
         block=block,
         carry=bool(point.get("carry")),
         lr=point["lr"],
@@ -152,9 +151,7 @@ def config(point: Point, mixer: Mixer) -> Config:
         eval_every=10**6,  # only at the end
         device="cpu",
     )
-    sizes = usual.layers, usual.heads, usual.d_model, usual.block
-    d_ff = equal_d_ff(mixer, sizes)
-    return replace(usual, d_ff=d_ff, steps=int(steps or usual.steps))
+    return replace(c, d_ff=equal_d_ff(mixer, (c.layers, c.heads, c.d_model, block)))
 
 
 def setup(point: Point, mixer: Mixer) -> Point:
