@@ -22,11 +22,10 @@ from fwlab.plots import FAST, INK, OTHER, SERIES, TRAINED
 #: A mixer, and the feature map of its keys.
 Name = tuple[str, str]
 SOFTMAX, ROTARY, XL = ("softmax", ""), ("softmax-rotary", ""), ("transformer-xl", "")
-#: The control: a convolution over this many tokens, and no memory.
-CONVOLUTION, CONV_SIZE = ("convolution", ""), 4
-#: Validation perplexity per word on WikiText-103, small models: of softmax attention,
-#: and of the sum and the delta rule with each feature map.
-SOFTMAX_PERPLEXITY = 33.0
+#: The control: no memory.
+CONVOLUTION = ("convolution", "")
+#: Validation perplexity per word on WikiText-103, small models, of the sum and the delta
+#: rule with each feature map; that of softmax attention is 33.0.
 PUBLISHED = {
     "linear": (37.1, 34.1),
     "favor-half": (39.0, 36.1),
@@ -45,48 +44,46 @@ MAPS = {
 NANOGPT = 1.88
 #: How the features of FAVOR+ differ from published ones. It changes their order.
 DRAWN = "FAVOR+ drawn once (theirs at every training step)"
-#: The feature maps of the fast weight rules, as in `MIXERS`.
+#: The mixers of the question why, with four settings each, and their feature maps.
 USUAL = {
-    "sum": "linear",
-    "gated": "linear",
     "delta": "dpfp",
+    "gated": "linear",
+    "fwp": "",
     "gated-delta": "identity",
+    "sum": "linear",
 }
-#: The mixers of the question why, with four settings each.
-COMPARED = ("delta", "gated", "fwp", "gated-delta", "sum")
-OTHER_LR = 3e-3
+OTHERS = ("gated", "fwp", "gated-delta", "sum")
 #: The third chart goes from here to there; what is above is written beside it.
 NEAR, FAR = 1.75, 2.6
 
 
 def points(quick: bool) -> list[Point]:
-    def setting(mixer: str, map: str | None = None, **changes: float | str) -> Point:
-        map = USUAL.get(mixer, "") if map is None else map
-        return {"mixer": mixer, "map": map, "block": 64, "carry": 0, **changes}
-
+    rules = [(rule, map) for map in PUBLISHED for rule in ("sum", "delta")]
     # What the delta rule lacks: a decay, keys of length 1, or both.
     lacking = [("gated-delta", "dpfp"), ("delta", "identity")]
-    both = [(rule, map) for map in PUBLISHED for rule in ("sum", "delta")]
-    settings = [setting(*name) for name in (SOFTMAX, *both, ROTARY, XL, *lacking)]
-    settings += [setting(mixer) for mixer in ("gated-delta", "gated", "fwp")]
+    usual = [(mixer, USUAL[mixer]) for mixer in ("gated-delta", "gated", "fwp")]
+    models = [SOFTMAX, *rules, ROTARY, XL, *lacking, *usual]
+    settings: list[tuple[Name, Point]] = [(name, {}) for name in models]
     if not quick:
-        settings += [setting(*one, size="nanogpt") for one in (SOFTMAX, CONVOLUTION)]
-        for mixer in COMPARED:
-            for changes in ({"block": 256}, {"carry": 1}, {"lr": OTHER_LR}):
-                settings.append(setting(mixer, **changes))
-    return text.points(quick, settings)
+        settings += [(name, {"size": "nanogpt"}) for name in (SOFTMAX, CONVOLUTION)]
+        for name in USUAL.items():
+            for changes in ({"block": 256}, {"carry": 1}, {"lr": 3e-3}):
+                settings.append((name, changes))
+    return text.points(
+        quick,
+        [
+            {"mixer": mixer, "map": map, "block": 64, "carry": 0, **changes}
+            for (mixer, map), changes in settings
+        ],
+    )
 
 
 def mixer(point: Point) -> Mixer:
     name, map = point["mixer"], point["map"]
-    if name == ROTARY[0]:
-        return text.ROTARY_SOFTMAX
-    if name == CONVOLUTION[0]:
-        options = {"layer": text.ConvolutionAlone, "conv_size": CONV_SIZE}
-        return text.fast_weights("sum", "linear", **options)
     if map != USUAL.get(name, ""):
         return text.fast_weights(name, map)
-    return MIXERS[name]
+    own = {ROTARY[0]: text.ROTARY_SOFTMAX, CONVOLUTION[0]: text.CONVOLUTION}
+    return (MIXERS | own)[name]
 
 
 # --- What came out ------------------------------------------------------
@@ -103,7 +100,7 @@ def claims(points: Points) -> Iterator[Claim]:
         return order(what, sides, published, protocol=protocol)
 
     for table, maps in TABLES.items():
-        row = {SOFTMAX: SOFTMAX_PERPLEXITY}
+        row = {SOFTMAX: 33.0}
         for map in maps:
             row["sum", map], row["delta", map] = PUBLISHED[map]
         for low, high in combinations(sorted(row, key=row.__getitem__), 2):
@@ -136,9 +133,9 @@ def claims(points: Points) -> Iterator[Claim]:
 def why(points: Points) -> Iterator[Claim]:
     """Ask when the delta rule ends behind the rules that forget."""
     for name, some in comparisons(points).items():
-        ends = {mixer: some(mixer=mixer)["loss"] for mixer in COMPARED}
-        best = min(COMPARED[1:], key=lambda mixer: middle(ends[mixer]))
-        what = f"{name}: delta ends lowest of {', '.join(COMPARED)}"
+        ends = {mixer: some(mixer=mixer)["loss"] for mixer in USUAL}
+        best = min(OTHERS, key=lambda mixer: middle(ends[mixer]))
+        what = f"{name}: delta ends lowest of {', '.join(USUAL)}"
         if all(ends.values()):
             claim = order(what, [ends["delta"], ends[best]])
             yield claim._replace(found=f"{claim.found} ({best})")
@@ -205,7 +202,7 @@ def draw(points: Points) -> Figure:
         longer = points(size="nanogpt")
         models["softmax, 2,000 steps"] = longer(mixer="softmax")
         models["no memory, 2,000 steps"] = longer(mixer="convolution")
-    rows = [len(models), len(PUBLISHED)] + [len(COMPARED)] * full
+    rows = [len(models), len(PUBLISHED)] + [len(USUAL)] * full
     height = 0.26 * sum(rows) + 1.1 * len(rows)
     ratios = [count + 1 for count in rows]
     figure, axes = plots.panels(height, len(rows), height_ratios=ratios)
@@ -251,7 +248,7 @@ def draw_savings(ax: Axes, points: Points) -> None:
 def draw_why(ax: Axes, compared: Mapping[str, Points]) -> None:
     looks = zip((*SERIES, OTHER), "o^sD", strict=True)
     for (name, some), (color, marker) in zip(compared.items(), looks, strict=True):
-        losses = {mixer: some(mixer=mixer)["loss"] for mixer in COMPARED}
+        losses = {mixer: some(mixer=mixer)["loss"] for mixer in USUAL}
         plots.rows(ax, losses, color, marker, name)
         for row, own in enumerate(losses.values()):
             beyond = [x for x in own if x is not None and x > FAR]

@@ -11,7 +11,7 @@ from typing import Any
 
 import text
 import torch
-from frame import Claim, Experiment, Point, Points, holds, main, order
+from frame import Claim, Experiment, Numbers, Point, Points, holds, main, order
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from text import LR, finite
@@ -29,17 +29,6 @@ from fwlab.training.batches import in_rows
 #: the medium model; the Linear Transformer's is above 260.
 DELTA = (131_072, 27.8)
 XL = {131_072: 65.7, 1_048_576: 29.3, 2_097_152: 26.4, 6_291_456: 24.6}
-#: Claims that losses are in this order, with the perplexities of Table 4.
-TABLE_4 = {
-    "sum: above Transformer-XL with every memory": "above 260, 65.7 to 24.6",
-    "delta: below sum": "27.8, above 260",
-    "delta: below Transformer-XL with an equal state": "27.8, 65.7",
-    "Transformer-XL with 16 times the state: below delta": "26.4, 27.8",
-    "Transformer-XL: the larger the memory, the lower the loss": (
-        "24.6, 26.4, 29.3, 65.7"
-    ),
-    "sum: below sum without attention normalisation": "above 260, above 1600",
-}
 #: Tokens of segment memory, and of a segment.
 MEMORIES = {"nanogpt": (8, 32, 128), "small": (4, 16, 64)}
 #: Sizes of the small models with the delta rule, by their optimiser steps.
@@ -168,35 +157,25 @@ def by_position(run: text.Run) -> Point:
 
 
 def claims(points: Points) -> Iterator[Claim]:
-    full = "nanogpt" in points["size"]
     table = of_the_table(points)
     delta, gated = table(model="delta", map="linear"), table(model="gated-delta")
+    ends = delta["loss"]
     sums, bare = (table(model="sum", normalize=n)["loss"] for n in (1, 0))
-    cut = cut_losses(table)
-    xl = [cut[memory] for memory in sorted(cut)] or [[]]
-    orders = [
-        [max(xl, key=text.middle), sums],
-        [delta["loss"], sums],
-        [delta["loss"], xl[0]],
-        [xl[-1], delta["loss"]],
-        xl[::-1],
-        [sums, bare],
-    ]
-    known = [
-        order(
-            what,
-            sides,
-            f"perplexity per word {perplexities} (Table 4)",
-            protocol="characters, small models, minutes of training",
-        )
-        for (what, perplexities), sides in zip(TABLE_4.items(), orders, strict=True)
-    ]
-    yield from known[:-1]
+    xl = [some["loss"] for some in cut(table).by("memory").values()] or [[]]
+    what = "sum: above Transformer-XL with every memory"
+    worst = max(xl, key=text.middle)
+    yield published(what, "above 260, 65.7 to 24.6", worst, sums)
+    yield published("delta: below sum", "27.8, above 260", ends, sums)
+    what = "delta: below Transformer-XL with an equal state"
+    yield published(what, "27.8, 65.7", ends, xl[0])
+    what = "Transformer-XL with 16 times the state: below delta"
+    yield published(what, "26.4, 27.8", xl[-1], ends)
+    what = "Transformer-XL: the larger the memory, the lower the loss"
+    yield published(what, "24.6, 26.4, 29.3, 65.7", *xl[::-1])
     trained = table(model="transformer-xl").by("memory")
-    ends = [trained[at(trained)]["loss"] for at in (min, max)]
     what = "each trained for its memory: lower with the smallest than the largest"
-    yield order(what, ends)
-    yield order("gated delta: below delta", [gated["loss"], delta["loss"]])
+    yield order(what, [trained[m]["loss"] for m in (min(trained), max(trained))])
+    yield order("gated delta: below delta", [gated["loss"], ends])
     # From the first window to the last position.
     growth = [
         [(p["last_norm"] or inf) / p["first_norm"] for p in some if p.get("first_norm")]
@@ -204,9 +183,16 @@ def claims(points: Points) -> Iterator[Claim]:
     ]
     what = "gated delta: norm of the fast weights grows by less than that of delta"
     yield order(what, growth, spec=",.1f")
-    if full:
-        yield known[-1]
+    if "nanogpt" in points["size"]:
+        what = "sum: below sum without attention normalisation"
+        yield published(what, "above 260, above 1600", sums, bare)
     yield from carried(points)
+
+
+def published(what: str, perplexities: str, *sides: Numbers) -> Claim:
+    source = f"perplexity per word {perplexities} (Table 4)"
+    protocol = "characters, small models, minutes of training"
+    return order(what, sides, source, protocol=protocol)
 
 
 def carried(points: Points) -> Iterator[Claim]:
@@ -233,13 +219,18 @@ def small(points: Points) -> Points:
     return Points(p | {"steps": n} for n in SMALL for p in own(size=SMALL[n]))
 
 
-def cut_losses(points: Points) -> dict[int, list[float | None]]:
-    """Return losses of Transformer-XL by memory, cut at evaluation, of all seeds."""
-    ends: dict[int, list[float | None]] = {}
-    for p in points(model="transformer-xl"):
-        for memory, loss in p.get("by_memory", {}).items():
-            ends.setdefault(int(memory), []).append(loss)
-    return ends
+def cut(points: Points) -> Points:
+    """Return Transformer-XL with each memory, cut at evaluation; the smallest first."""
+    some = [
+        {
+            "memory": int(memory),
+            "state_size": p["state_size"] // p["memory"] * int(memory),
+            "loss": loss,
+        }
+        for p in points(model="transformer-xl")
+        for memory, loss in p.get("by_memory", {}).items()
+    ]
+    return Points(sorted(some, key=lambda p: p["memory"]))
 
 
 def draw(points: Points) -> Figure:
@@ -257,20 +248,17 @@ def draw_table(ax: Axes, points: Points) -> None:
     delta = points(model="delta", map="linear")
     loss = text.middle(delta["loss"])
     state = delta[0]["state_size"] if delta else 1
-    xl = points(model="transformer-xl")
-    # The state of a model that was trained with this memory.
-    sizes = {p["memory"]: p["state_size"] for p in xl}
-    shortened = Points(
-        {"state_size": sizes[memory], "loss": end}
-        for memory, ends in cut_losses(points).items()
-        for end in ends
-    )
     for name, color, marker, some in (
         ("delta", FAST, "o", points(model="delta")),
         ("sum", TRAINED, "s", points(model="sum", normalize=1)),
         ("gated delta", SERIES[0], "^", points(model="gated-delta")),
-        ("Transformer-XL, trained for it", SERIES[1], "v", xl),
-        ("Transformer-XL, cut", OTHER, "D", shortened),
+        (
+            "Transformer-XL, trained for it",
+            SERIES[1],
+            "v",
+            points(model="transformer-xl"),
+        ),
+        ("Transformer-XL, cut", OTHER, "D", cut(points)),
     ):
         relative = [
             {

@@ -104,14 +104,16 @@ class ConvolutionAlone(FastWeightAttention):
     step = Causal.step  # by way of `_mix`
 
     def _mix(self, x: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
-        assert self.conv is not None
         qkv = torch.cat([self.to_q(x), self.to_k(x), self.to_v(x)], -1)
         qkv, state = self.conv(qkv, state)
         return self.to_out(qkv[..., -self.channels[-1] :]), state
 
     def state_size(self, time: int = 0) -> int:
-        assert self.conv is not None
         return (self.conv.size - 1) * self.conv.channels
+
+
+#: The control: it sees this many tokens, and has no memory.
+CONVOLUTION = fast_weights("sum", "linear", layer=ConvolutionAlone, conv_size=4)
 
 
 # --- Points and their runs ------------------------------------------------

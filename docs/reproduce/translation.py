@@ -4,10 +4,9 @@ The text is number words instead of news: English to German, where the ones
 come before the tens. Models read and write single characters.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import combinations
-from typing import NamedTuple
 
 import torch
 from frame import Claim, Experiment, Numbers, Point, Points, main, order
@@ -86,9 +85,9 @@ def run(point: Point) -> Point:
     phi = feature_map(point["map"], point["ratio"], d_key)
     sizes = len(ENGLISH), len(GERMAN), point["layers"], heads, heads * d_key
     model = EncoderDecoder(*sizes, attention=phi or "softmax", rule="sum")
-    curve = train(model, Pairs.of(numbers[:count]), point)
+    curve = train(model, numbers[:count], point)
     unseen = numbers[count:]
-    written = translate(model, Pairs.of(unseen))
+    written = translate(model, unseen)
     wanted = [number_words(number, "german") for number in unseen]
     exact = sum(a == b for a, b in zip(written, wanted, strict=True)) / len(unseen)
     # Of characters: a German number is one word.
@@ -104,54 +103,47 @@ def run(point: Point) -> Point:
 # --- The task -----------------------------------------------------------
 
 
-class Pairs(NamedTuple):
-    """Numbers in both languages.
+def write(numbers: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Write numbers in both languages.
 
-    - `source`: English characters, `[numbers, source]`.
-    - `mask`: which of them are real, not padding.
-    - `target`: German characters, between `START` and `END`, and padded
-      with `END`, `[numbers, time]`.
+    - Returns English characters, `[numbers, source]`; which of them are real, not
+      padding; and German characters, between `START` and `END`, and padded with
+      `END`, `[numbers, time]`.
     """
-
-    source: Tensor
-    mask: Tensor
-    target: Tensor
-
-    @classmethod
-    def of(cls, numbers: Iterable[int]) -> "Pairs":
-        english = [ENGLISH.encode(number_words(n)) for n in numbers]
-        german = [GERMAN.encode(f"<{number_words(n, 'german')}>") for n in numbers]
-        source = pad_sequence(english, True, padding_value=-1)
-        return cls(source.clamp(min=0), source >= 0, pad_sequence(german, True, END))
+    english = [ENGLISH.encode(number_words(n)) for n in numbers]
+    german = [GERMAN.encode(f"<{number_words(n, 'german')}>") for n in numbers]
+    source = pad_sequence(english, True, padding_value=-1)
+    return source.clamp(min=0), source >= 0, pad_sequence(german, True, END)
 
 
-def train(model: EncoderDecoder, pairs: Pairs, point: Point) -> list:
+def train(model: EncoderDecoder, numbers: list[int], point: Point) -> list:
     """Train on random batches, with a rate that rises and then falls to 0.
 
     - Returns the learning curve.
     """
+    pairs = write(numbers)
 
-    def draw(_: int) -> Pairs:
+    def draw(_: int) -> tuple[Tensor, ...]:
         for part in model.modules():
             if isinstance(part, FAVOR) and point["map"] == "favor":
                 part.redraw()  # and not after training, as in the paper
-        rows = torch.randint(len(pairs.mask), (point["batch"],))
-        return Pairs(*(part[rows] for part in pairs))
+        rows = torch.randint(len(pairs[0]), (point["batch"],))
+        return tuple(part[rows] for part in pairs)
 
-    def loss(model: EncoderDecoder, batch: Pairs) -> Tensor:
-        before, wanted = batch.target[:, :-1], batch.target[:, 1:]
+    def loss(model: EncoderDecoder, batch: tuple[Tensor, ...]) -> Tensor:
+        source, mask, target = batch
+        before, wanted = target[:, :-1], target[:, 1:]
         real = before != END
-        logits = model(batch.source, before, batch.mask)
-        return F.cross_entropy(logits[real], wanted[real])
+        return F.cross_entropy(model(source, before, mask)[real], wanted[real])
 
     rise = partial(one_cycle, rise=0.3)
     return fit(model, draw, loss, point["budget"], point["lr"], schedule=rise).curve
 
 
-def translate(model: EncoderDecoder, pairs: Pairs) -> list[str]:
+def translate(model: EncoderDecoder, numbers: list[int]) -> list[str]:
     """Translate, up to the length of the longest right answer."""
-    most = pairs.target.shape[1] - 1
-    tokens = model.generate(pairs.source, most, START, END, pairs.mask)
+    source, mask, target = write(numbers)
+    tokens = model.generate(source, target.shape[1] - 1, START, END, mask)
     return [GERMAN.decode(row).partition(">")[0] for row in tokens]
 
 
