@@ -3,13 +3,12 @@
 Table 3 of Schlag et al. 2021, at a size that a processor can train.
 """
 
-from collections.abc import Iterator
 from itertools import combinations
 from math import log
 
 import text
-from frame import Claim, Experiment, Numbers, Point, Points, main, order
-from matplotlib.figure import Figure
+from frame import Experiment, Numbers, Point, Points, main, order
+from text import middle, percent_above
 
 from fwlab import plots
 from fwlab.models import Mixer
@@ -57,7 +56,7 @@ def by_map(points: Points) -> dict[str, dict[str, Numbers]]:
     }
 
 
-def claims(points: Points) -> Iterator[Claim]:
+def claims(points: Points):
     size = "0.1" if points[0]["size"] == "small" else "0.8"
     best_first = sorted(VARIANTS.values(), key=lambda variant: variant[1])
     for map, ends in by_map(points).items():
@@ -70,22 +69,20 @@ def claims(points: Points) -> Iterator[Claim]:
         yield order(claim, [points(map=ROTARY)["loss"], ends["neither"]])
 
 
-def above(losses: Numbers, without: float) -> Numbers:
-    """Return losses in per cent above the one with neither."""
-    return [None if x is None else 100 * (x / without - 1) for x in losses]
-
-
-def draw(points: Points) -> Figure:
+def draw(points: Points):
     maps = by_map(points)
     figure, axes = plots.panels(2.2 * len(maps) + 0.6, len(maps), sharex=True)
     for ax, (map, ends) in zip(axes, maps.items(), strict=True):
-        without = text.middle(ends["neither"])
+        without = middle(ends["neither"])
         ends[ROTARY] = points(map=ROTARY)["loss"]
-        ours = {name: above(losses, without) for name, losses in ends.items()}
+        ours = {name: percent_above(losses, without) for name, losses in ends.items()}
         plots.rows(ax, ours, FAST, "o", "ours")
         for i, marker, split in ((1, "x", "valid"), (2, "+", "test")):
             without = log(VARIANTS[0, 0][i])
-            theirs = {v[0]: above([log(v[i])], without) for v in VARIANTS.values()}
+            theirs = {
+                name: percent_above([log(perplexities[i - 1])], without)
+                for name, *perplexities in VARIANTS.values()
+            }
             theirs[ROTARY] = []  # not in the paper
             plots.rows(ax, theirs, INK, marker, f"published, {split}")
         ax.set_title(MAPS[map])

@@ -5,14 +5,12 @@ all mixers, the delta rule against the sum rule with the same features, and
 what else decides where the delta rule ends.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import combinations
 from math import inf, isinf, log
 
 import text
 from frame import Claim, Experiment, Point, Points, holds, main, order
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from text import LR, middle
 
 from fwlab import plots
@@ -89,7 +87,7 @@ def mixer(point: Point) -> Mixer:
 # --- What came out ------------------------------------------------------
 
 
-def claims(points: Points) -> Iterator[Claim]:
+def claims(points: Points):
     usual = as_usual(points)
     full = points[0]["size"] != "small"
     size = f"characters, {'0.8' if full else '0.1'} M parameters"
@@ -130,7 +128,7 @@ def claims(points: Points) -> Iterator[Claim]:
         yield from why(points)
 
 
-def why(points: Points) -> Iterator[Claim]:
+def why(points: Points):
     """Ask when the delta rule ends behind the rules that forget."""
     for name, some in comparisons(points).items():
         ends = {mixer: some(mixer=mixer)["loss"] for mixer in USUAL}
@@ -190,7 +188,9 @@ def label(name: Name) -> str:
     return f"{mixer}, {MAPS[map]}" if map else known.get(name, mixer)
 
 
-def draw(points: Points) -> Figure:
+def draw(points: Points):
+    rules = {"sum": "sum", "delta": "delta"}
+    points = Points(p | {"rule": rules.get(p["mixer"], "others")} for p in points)
     usual = as_usual(points)
     models: dict[str, Points] = {}
     for name, own in usual.by("mixer", "map").items():
@@ -216,23 +216,17 @@ def draw(points: Points) -> Figure:
     return figure
 
 
-def draw_models(ax: Axes, models: Mapping[str, Points]) -> None:
+def draw_models(ax, models: Mapping[str, Points]):
     """Draw the losses of all models, the best first."""
     names = sorted(models, key=lambda name: middle(models[name]["loss"]))
     looks = {"sum": (TRAINED, "s"), "delta": (FAST, "o"), "others": (OTHER, "D")}
-    rules = {name: name.partition(",")[0] for name in names}
     for rule, look in looks.items():
-        losses = {
-            name: models[name]["loss"]
-            if rule == (rules[name] if rules[name] in looks else "others")
-            else []
-            for name in names
-        }
+        losses = {name: models[name](rule=rule)["loss"] for name in names}
         plots.rows(ax, losses, *look, rule)
     ax.set_xlabel(text.LOSS)
 
 
-def draw_savings(ax: Axes, points: Points) -> None:
+def draw_savings(ax, points: Points):
     """Draw ours, and those of the published losses, the logarithms of perplexities."""
     ours = {MAPS[map]: saved(points, map) for map in PUBLISHED}
     theirs = {
@@ -245,7 +239,7 @@ def draw_savings(ax: Axes, points: Points) -> None:
     ax.axvline(0, color=INK, linewidth=1)
 
 
-def draw_why(ax: Axes, compared: Mapping[str, Points]) -> None:
+def draw_why(ax, compared: Mapping[str, Points]):
     looks = zip((*SERIES, OTHER), "o^sD", strict=True)
     for (name, some), (color, marker) in zip(compared.items(), looks, strict=True):
         losses = {mixer: some(mixer=mixer)["loss"] for mixer in USUAL}

@@ -3,12 +3,9 @@
 Trained with windows of 64 characters, tested with windows of up to 1024.
 """
 
-from collections.abc import Iterator
-
 import text
 import torch
-from frame import Claim, Experiment, Point, Points, holds, main, order
-from matplotlib.figure import Figure
+from frame import Experiment, Point, Points, holds, main, order
 from torch.nn import functional as F
 
 from fwlab import plots
@@ -77,7 +74,7 @@ def change(point: Point, length: int = LENGTHS[-1]) -> float | None:
     return None if None in (before, after) else after - before
 
 
-def claims(points: Points) -> Iterator[Claim]:
+def claims(points: Points):
     """Compare seed by seed: the same model reads the same characters."""
     short, *_, long = LENGTHS
     ends = {name: [*map(change, own)] for name, own in points.by("mixer").items()}
@@ -89,7 +86,7 @@ def claims(points: Points) -> Iterator[Claim]:
         yield order(what, [ends.get("gated-delta", []), ends[UNIT]], spec="+.3f")
 
 
-def draw(points: Points) -> Figure:
+def draw(points: Points):
     models = points.by("mixer")
     names = sorted(models, key=lambda name: text.middle([*map(change, models[name])]))
     labels = "characters in a window", "change of loss"

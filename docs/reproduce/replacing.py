@@ -4,13 +4,11 @@ Layers that differ in one thing: what a write removes. Each with and without
 a short convolution, which also shows a layer its last few tokens.
 """
 
-from collections.abc import Iterator
 from itertools import product
 from math import isinf
 
 import text
-from frame import Claim, Experiment, Point, Points, holds, main, order
-from matplotlib.figure import Figure
+from frame import Experiment, Point, Points, holds, main, order
 
 from fwlab import ops, plots
 from fwlab.layers import FastWeightAttention
@@ -80,7 +78,7 @@ def mixer(point: Point) -> Mixer:
     return text.fast_weights(rule, name, layer=layer, conv_size=point["conv_size"])
 
 
-def claims(points: Points) -> Iterator[Claim]:
+def claims(points: Points):
     for conv_size, where in CONVOLUTIONS.items():
         some = points(conv_size=conv_size)
         for one, other in ORDERS:
@@ -114,7 +112,7 @@ def gap(points: Points, one: str, other: str) -> dict[int, float]:
     }
 
 
-def draw(points: Points) -> Figure:
+def draw(points: Points):
     figure, (ax,) = plots.panels(3.1)
     looks = ((TRAINED, "s"), (FAST, "o"))
     for (conv_size, label), look in zip(CONVOLUTIONS.items(), looks, strict=True):

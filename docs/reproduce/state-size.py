@@ -4,7 +4,6 @@ Table 4 of Schlag et al. 2021, at a size that a processor can train; and
 when carried state helps the delta rule.
 """
 
-from collections.abc import Iterator
 from itertools import pairwise
 from math import inf, log
 from typing import Any
@@ -12,8 +11,6 @@ from typing import Any
 import text
 import torch
 from frame import Claim, Experiment, Numbers, Point, Points, holds, main, order
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from text import LR, finite
 from torch import Tensor
 from torch.nn import functional as F
@@ -156,7 +153,7 @@ def by_position(run: text.Run) -> Point:
 # --- What came out ------------------------------------------------------
 
 
-def claims(points: Points) -> Iterator[Claim]:
+def claims(points: Points):
     table = of_the_table(points)
     delta, gated = table(model="delta", map="linear"), table(model="gated-delta")
     ends = delta["loss"]
@@ -195,7 +192,7 @@ def published(what: str, perplexities: str, *sides: Numbers) -> Claim:
     return order(what, sides, source, protocol=protocol)
 
 
-def carried(points: Points) -> Iterator[Claim]:
+def carried(points: Points):
     """Ask when carried state helps the delta rule. Each seed is its own pair."""
     for (steps, lr), some in small(points).by("steps", "lr").items():
         for one, other, what in (
@@ -233,7 +230,7 @@ def cut(points: Points) -> Points:
     return Points(sorted(some, key=lambda p: p["memory"]))
 
 
-def draw(points: Points) -> Figure:
+def draw(points: Points):
     """Draw losses and states in multiples of the delta rule's, and small models
     with the delta rule, with carried state and in windows.
     """
@@ -244,7 +241,7 @@ def draw(points: Points) -> Figure:
     return figure
 
 
-def draw_table(ax: Axes, points: Points) -> None:
+def draw_table(ax, points: Points):
     delta = points(model="delta", map="linear")
     loss = text.middle(delta["loss"])
     state = delta[0]["state_size"] if delta else 1
@@ -260,13 +257,10 @@ def draw_table(ax: Axes, points: Points) -> None:
         ),
         ("Transformer-XL, cut", OTHER, "D", cut(points)),
     ):
-        relative = [
-            {
-                "state": p["state_size"] / state,
-                "loss": None if p["loss"] is None else 100 * (p["loss"] / loss - 1),
-            }
-            for p in some
-        ]
+        states = [size / state for size in some["state_size"]]
+        losses = text.percent_above(some["loss"], loss)
+        pairs = zip(states, losses, strict=True)
+        relative = [{"state": size, "loss": above} for size, above in pairs]
         plots.series(ax, relative, color, marker, "-", name, x="state")
     unit, one = DELTA
     theirs = {
@@ -280,7 +274,7 @@ def draw_table(ax: Axes, points: Points) -> None:
     ax.set_ylabel("loss above the delta rule's, %")
 
 
-def draw_small(ax: Axes, points: Points) -> None:
+def draw_small(ax, points: Points):
     for lr, color, marker in zip(RATES, SERIES, "o^s", strict=True):
         some = points(lr=lr)
         plots.series(ax, some, color, marker, "-", f"rate {lr:g}", x="steps")

@@ -228,19 +228,17 @@ class Run(Trainer):
         Trained weights, which are there anyway, do not count. Unlike the
         memory of the process, this is the same number in every run.
         """
-        sizes: dict[int, int] = {}
+        sizes = {p.untyped_storage().data_ptr(): 0 for p in self.model.parameters()}
 
-        def save(tensor: Tensor) -> Tensor:
+        def keep(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
-            sizes[storage.data_ptr()] = storage.nbytes()
+            sizes.setdefault(storage.data_ptr(), storage.nbytes())
             return tensor
 
         c = self.config
         inputs = self.train_tokens[: c.batch * c.block].view(c.batch, c.block)
-        with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             loss = self.model(inputs.to(self.device)).logsumexp(-1).sum()
-        for p in self.model.parameters():
-            sizes.pop(p.untyped_storage().data_ptr(), None)
         del loss  # until here, what is saved was alive: no address came twice
         return round(sum(sizes.values()) / 2**20, 2)
 
@@ -256,7 +254,7 @@ def train(run: Run) -> Point:
     - Returns the text's name and the beginning of its hash; sizes; the loss
       of validation; and the learning curve.
     """
-    c, seconds, loss = run.config, 0.0, None
+    c, seconds, loss, bits, speed = run.config, 0.0, None, None, None
     losses: list[float] = []
     about: Point = {
         **recorded(run.corpus_sha256),
@@ -269,8 +267,9 @@ def train(run: Run) -> Point:
             seconds = progress.seconds
             losses.append(progress.loss)
         loss = finite(run.curve[-1][-1])
-    speed = round(run.step * c.batch * c.block / seconds) if seconds else None
-    bits = None if loss is None else round(loss / math.log(2), 4)
+        bits = round(loss / math.log(2), 4)
+    if seconds:
+        speed = round(run.step * c.batch * c.block / seconds)
     return {
         **{"loss": loss, "bits": bits, **about, "tokens_per_second": speed},
         "curve": learning_curve(losses, c.steps),
@@ -285,6 +284,11 @@ def finite(loss: float) -> float | None:
 def middle(losses: Numbers) -> float:
     """Return the median over seeds; infinite if there is none, or it has failed."""
     return median([inf if loss is None else loss for loss in losses] or [inf])
+
+
+def percent_above(losses: Numbers, base: float) -> Numbers:
+    """Return by how many per cent losses are above another."""
+    return [None if x is None else 100 * (x / base - 1) for x in losses]
 
 
 def above(loss: float | None, other: float | None) -> float:

@@ -4,13 +4,11 @@ The text is number words instead of news: English to German, where the ones
 come before the tens. Models read and write single characters.
 """
 
-from collections.abc import Iterator
 from functools import partial
 from itertools import combinations
 
 import torch
 from frame import Claim, Experiment, Numbers, Point, Points, main, order
-from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
@@ -150,7 +148,7 @@ def translate(model: EncoderDecoder, numbers: list[int]) -> list[str]:
 # --- What came out ------------------------------------------------------
 
 
-def claims(points: Points) -> Iterator[Claim]:
+def claims(points: Points):
     """Claim every order of the published results; equal ones have none."""
     # The feature maps themselves say how wide they are.
     widths = {
@@ -191,7 +189,7 @@ def by_model(points: Points, y: str) -> dict[str, Numbers]:
     }
 
 
-def draw(points: Points) -> Figure:
+def draw(points: Points):
     figure, (ours, theirs) = plots.panels(
         4.4, columns=2, sharey=True, width_ratios=[4, 3]
     )
