@@ -170,8 +170,9 @@ def claims(points: Points):
     what = "Transformer-XL: the larger the memory, the lower the loss"
     yield published(what, "24.6, 26.4, 29.3, 65.7", *xl[::-1])
     trained = table(model="transformer-xl").by("memory")
+    own = [trained[memory]["loss"] for memory in sorted(trained)] or [[]]
     what = "each trained for its memory: lower with the smallest than the largest"
-    yield order(what, [trained[m]["loss"] for m in (min(trained), max(trained))])
+    yield order(what, [own[0], own[-1]])
     yield order("gated delta: below delta", [gated["loss"], ends])
     # From the first window to the last position.
     growth = [
@@ -245,16 +246,12 @@ def draw_table(ax, points: Points):
     delta = points(model="delta", map="linear")
     loss = text.middle(delta["loss"])
     state = delta[0]["state_size"] if delta else 1
+    xl = points(model="transformer-xl")
     for name, color, marker, some in (
         ("delta", FAST, "o", points(model="delta")),
         ("sum", TRAINED, "s", points(model="sum", normalize=1)),
         ("gated delta", SERIES[0], "^", points(model="gated-delta")),
-        (
-            "Transformer-XL, trained for it",
-            SERIES[1],
-            "v",
-            points(model="transformer-xl"),
-        ),
+        ("Transformer-XL, trained for it", SERIES[1], "v", xl),
         ("Transformer-XL, cut", OTHER, "D", cut(points)),
     ):
         states = [size / state for size in some["state_size"]]
@@ -263,10 +260,7 @@ def draw_table(ax, points: Points):
         relative = [{"state": size, "loss": above} for size, above in pairs]
         plots.series(ax, relative, color, marker, "-", name, x="state")
     unit, one = DELTA
-    theirs = {
-        size / unit: 100 * (log(perplexity) / log(one) - 1)
-        for size, perplexity in XL.items()
-    }
+    theirs = {size / unit: 100 * (log(x) / log(one) - 1) for size, x in XL.items()}
     plots.published(ax, theirs, OTHER, "the same, published")
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
