@@ -414,9 +414,9 @@ def test_a_new_mixer_grows_no_published_grid(monkeypatch):
     monkeypatch.setitem(MIXERS, "new-rule", MIXERS["delta"])
     monkeypatch.setitem(ops.TABLE, "new_rule", ops.TABLE["delta_rule"])
     for name in NAMES:
-        again = runpy.run_path(str(FOLDER / f"{name}.py"))["EXPERIMENT"]
+        again = runpy.run_path(str(FOLDER / f"{name}.py"))
         for quick in (True, False):
-            assert again.points(quick) == load(name).points(quick)
+            assert again["points"](quick) == load(name).points(quick)
 
 
 def held(name: str, points: Points) -> None:

@@ -5,7 +5,6 @@ import regression
 import torch
 from regression import LAWS, Layer, draw_pairs, error
 
-
 D, N = 4, 6
 
 

@@ -7,12 +7,16 @@ from itertools import combinations
 from math import log
 
 import text
-from frame import Experiment, Numbers, Point, Points, main, order
+from frame import Numbers, Point, Points, main, order
 from text import middle, percent_above
 
 from fwlab import plots
 from fwlab.models import Mixer
 from fwlab.plots import FAST, INK
+
+TITLE = "Positions and attention normalisation for the delta rule"
+SOURCE = "Schlag et al. 2021, Table 3"
+COST = "quick: 2 min of one core; full: 50 min"
 
 #: Variants by (position codes, attention normalisation): name, and validation and
 #: test perplexity per word on WikiText-103 of the medium model.
@@ -91,17 +95,13 @@ def draw(points: Points):
     return figure
 
 
-EXPERIMENT = Experiment(
-    name="ablation",
-    title="Positions and attention normalisation for the delta rule",
-    source="Schlag et al. 2021, Table 3",
-    cost="quick: 2 min of one core; full: 50 min",
-    points=points,
-    run=lambda point: text.train(text.new_run(point, mixer(point))),
-    claims=claims,
-    draw=draw,
-    setup=lambda point: text.setup(point, mixer(point)),
-)
+def run(point: Point) -> Point:
+    return text.train(text.new_run(point, mixer(point)))
+
+
+def setup(point: Point) -> Point:
+    return text.setup(point, mixer(point))
+
 
 if __name__ == "__main__":
-    main(EXPERIMENT)
+    main(__file__)

@@ -8,12 +8,16 @@ from collections.abc import Callable, Iterator
 from math import inf
 
 import torch
-from frame import Claim, Experiment, Point, Points, main
+from frame import Claim, Point, Points, main
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from fwlab import ops, plots
 from fwlab.plots import SERIES
+
+TITLE = "Which ways to compute AFT survive large keys"
+SOURCE = "ours; Zhai et al. 2021, Eq. 2, and public code"
+COST = "quick and full: a few seconds of one core"
 
 TIME, CHANNELS, TILE = 128, 8, 16
 DTYPES = ("float32", "bfloat16", "float16")
@@ -153,16 +157,5 @@ def draw(points: Points) -> Figure:
     return figure
 
 
-EXPERIMENT = Experiment(
-    name="aft-stability",
-    title="Which ways to compute AFT survive large keys",
-    source="ours; Zhai et al. 2021, Eq. 2, and public code",
-    cost="quick and full: a few seconds of one core",
-    points=points,
-    run=run,
-    claims=claims,
-    draw=draw,
-)
-
 if __name__ == "__main__":
-    main(EXPERIMENT)
+    main(__file__)

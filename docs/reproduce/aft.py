@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import torch
-from frame import Claim, Experiment, Point, Points, main, order
+from frame import Claim, Point, Points, main, order
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from text import load, recorded
@@ -27,6 +27,10 @@ from fwlab.fit import SETUP, fit
 from fwlab.layers import AFTConv, AFTFull, AFTLocal, AFTSimple, SoftmaxAttention
 from fwlab.models import LanguageModel
 from fwlab.plots import INK, OTHER, SERIES, WRONG
+
+TITLE = "AFT against a transformer of equal size"
+SOURCE = "Zhai et al. 2021, Tables 1, 2, 4 and 6"
+COST = "quick: 4 min of one core; full: 63 min"
 
 #: Rows and columns of an image; a pixel is a grey from 0 to 16.
 SIDE, GREYS = 8, 17
@@ -470,17 +474,5 @@ def difference(ax: Axes, points: Points) -> None:
     ax.set_xlabel("digits: extra bits per pixel")
 
 
-EXPERIMENT = Experiment(
-    name="aft",
-    title="AFT against a transformer of equal size",
-    source="Zhai et al. 2021, Tables 1, 2, 4 and 6",
-    cost="quick: 4 min of one core; full: 63 min",
-    points=points,
-    run=run,
-    claims=claims,
-    draw=draw,
-    setup=setup,
-)
-
 if __name__ == "__main__":
-    main(EXPERIMENT)
+    main(__file__)

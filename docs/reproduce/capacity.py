@@ -7,7 +7,7 @@ keys, what is retrieved is a mixture of values.
 from math import inf
 from typing import Any
 
-from frame import Claim, Experiment, Points, every, main, order
+from frame import Claim, Points, every, main, order
 from matplotlib.figure import Figure
 from synthetic import Series, Setting, by_size, narrow, near, numbers, ordered, protocol
 
@@ -15,6 +15,10 @@ from fwlab import plots
 from fwlab.data.retrieval import FIGURE_2, law
 from fwlab.models.retriever import ALL, ONE, d_dot
 from fwlab.plots import INK, OTHER, SERIES, TRAINED, WRONG
+
+TITLE = "How many pairs fast weights can hold"
+SOURCE = "Schlag et al. 2021, setting 1, Fig. 2"
+COST = "quick: 3 min of one core; full: 2.2 hours"
 
 #: Those of the full version; at 320, the authors' evaluation, of 200 keys, differs
 #: most from ours. FAVOR+ fails for another reason than its number of features.
@@ -155,17 +159,7 @@ def draw(points: Points) -> Figure:
     return figure
 
 
-EXPERIMENT = Experiment(
-    name="capacity",
-    title="How many pairs fast weights can hold",
-    source="Schlag et al. 2021, setting 1, Fig. 2",
-    cost="quick: 3 min of one core; full: 2.2 hours",
-    points=SETTING.points,
-    run=SETTING.run,
-    claims=claims,
-    draw=draw,
-    setup=SETTING.setup,
-)
+points, run, setup = SETTING.points, SETTING.run, SETTING.setup
 
 if __name__ == "__main__":
-    main(EXPERIMENT)
+    main(__file__)

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from frame import Claim, Experiment, Point, Points, holds, main, order
+from frame import Claim, Point, Points, holds, main, order
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -25,6 +25,10 @@ from fwlab.feature_maps import DPFP, ELU1, Identity, l2_normalize, sum_normalize
 from fwlab.fit import SETUP, fit
 from fwlab.models import LanguageModel, Mixer
 from fwlab.plots import FAST, INK, OTHER, SERIES, TRAINED
+
+TITLE = "What an error-correcting write buys"
+SOURCE = "ours"
+COST = "quick: 5 min of one core; full: 3 hours"
 
 #: What is erased before a write; of a strength that the own key decides.
 NONE, FADE, FIXED, OTHERS = (
@@ -396,17 +400,5 @@ def setup(point: Point) -> Point:
     return SETUP | {"width": WIDTH, "keys": PAIRS, "batch": BATCH, "steps": steps}
 
 
-EXPERIMENT = Experiment(
-    name="erasing",
-    title="What an error-correcting write buys",
-    source="ours",
-    cost="quick: 5 min of one core; full: 3 hours",
-    points=points,
-    run=run,
-    claims=claims,
-    draw=draw,
-    setup=setup,
-)
-
 if __name__ == "__main__":
-    main(EXPERIMENT)
+    main(__file__)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from math import inf
 
 import torch
-from frame import Claim, Experiment, Point, Points, main, order
+from frame import Claim, Point, Points, main, order
 from matplotlib.figure import Figure
 from statements import ADAM, SETUP, build, growing
 from torch import Tensor
@@ -22,6 +22,10 @@ from fwlab.fit import Fit, answer_loss, fit, score
 from fwlab.layers import FeedbackTransformer
 from fwlab.models import LanguageModel
 from fwlab.plots import FAST, INK, TRAINED
+
+TITLE = "Feedback: short sequences first, or a transformer first"
+SOURCE = "Fan et al. 2020, faster training"
+COST = "quick: 4 min of one core; full: 10 min"
 
 VARIABLES, HEADS = 3, 2
 #: Programs for the loss, and optimiser steps between two evaluations.
@@ -163,17 +167,9 @@ def draw(points: Points) -> Figure:
     return figure
 
 
-EXPERIMENT = Experiment(
-    name="feedback-curriculum",
-    title="Feedback: short sequences first, or a transformer first",
-    source="Fan et al. 2020, faster training",
-    cost="quick: 4 min of one core; full: 10 min",
-    points=points,
-    run=run,
-    claims=claims,
-    draw=draw,
-    setup=lambda point: SETUP,
-)
+def setup(point: Point) -> Point:
+    return SETUP
+
 
 if __name__ == "__main__":
-    main(EXPERIMENT)
+    main(__file__)

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from frame import Claim, Experiment, Numbers, Point, Points, main
+from frame import Claim, Numbers, Point, Points, main
 from matplotlib.figure import Figure
 from statements import SETUP, TEST, above, at_best_rate, build, learn, named
 from torch import Tensor
@@ -24,6 +24,10 @@ from fwlab.layers import FeedbackTransformer, SoftmaxAttention
 from fwlab.models import MIXERS, LanguageModel, Mixer
 from fwlab.models.language_model import Size
 from fwlab.plots import FAST, INK, OTHER
+
+TITLE = "Feedback: depth, memory size and speed"
+SOURCE = "Fan et al. 2020, claims on shallow models, memory and speed"
+COST = "quick: 6 min of one core; full: 73 min"
 
 #: Variables of a program, and statements of the first ones in training.
 VARIABLES, FIRST = 3, 10
@@ -306,17 +310,9 @@ def draw(points: Points) -> Figure:
     return figure
 
 
-EXPERIMENT = Experiment(
-    name="feedback-depth",
-    title="Feedback: depth, memory size and speed",
-    source="Fan et al. 2020, claims on shallow models, memory and speed",
-    cost="quick: 6 min of one core; full: 73 min",
-    points=points,
-    run=run,
-    claims=claims,
-    draw=draw,
-    setup=lambda point: SETUP,
-)
+def setup(point: Point) -> Point:
+    return SETUP
+
 
 if __name__ == "__main__":
-    main(EXPERIMENT)
+    main(__file__)

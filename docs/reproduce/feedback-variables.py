@@ -10,13 +10,17 @@ from math import floor, inf
 from statistics import median
 
 import torch
-from frame import Claim, Experiment, Numbers, Point, Points, holds, main
+from frame import Claim, Numbers, Point, Points, holds, main
 from matplotlib.figure import Figure
 from statements import SETUP, TEST, above, at_best_rate, build, learn, named
 
 from fwlab import plots
 from fwlab.data.programs import RULES, rule_accuracy, test_rng
 from fwlab.plots import FAST, INK, OTHER
+
+TITLE = "Programs: following variables through conditions"
+SOURCE = "Fan et al. 2020, the algorithmic task"
+COST = "quick: 5 min of one core; full: 97 min"
 
 #: Accuracy in percent, by variables: of feedback with 4 layers, and of a
 #: transformer with 8 (the authors' repository).
@@ -162,17 +166,9 @@ def draw(points: Points) -> Figure:
     return figure
 
 
-EXPERIMENT = Experiment(
-    name="feedback-variables",
-    title="Programs: following variables through conditions",
-    source="Fan et al. 2020, the algorithmic task",
-    cost="quick: 5 min of one core; full: 97 min",
-    points=points,
-    run=run,
-    claims=claims,
-    draw=draw,
-    setup=lambda point: SETUP,
-)
+def setup(point: Point) -> Point:
+    return SETUP
+
 
 if __name__ == "__main__":
-    main(EXPERIMENT)
+    main(__file__)

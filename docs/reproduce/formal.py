@@ -8,11 +8,15 @@ from typing import NamedTuple
 
 import torch
 from answers import UNASKED, Batch, columns, enlarge, growing, loss, right, scaled
-from frame import Experiment, Point, Points, holds, main, order
+from frame import Point, Points, holds, main, order
 
 from fwlab import plots
 from fwlab.fit import SETUP, fit
 from fwlab.models import LanguageModel
+
+TITLE = "Formal languages: parity and arithmetic, far longer than in training"
+SOURCE = "Grazzi et al. 2024, Table 3"
+COST = "quick: 2 min of one core; full: 25 min"
 
 #: Train and test on sequences from the first to the second length.
 NEAR, FAR = (3, 40), (40, 256)
@@ -171,17 +175,5 @@ def setup(point: Point) -> Point:
     return SETUP | task.sizes | {"batch": BATCH, "length": length}
 
 
-EXPERIMENT = Experiment(
-    name="formal",
-    title="Formal languages: parity and arithmetic, far longer than in training",
-    source="Grazzi et al. 2024, Table 3",
-    cost="quick: 2 min of one core; full: 25 min",
-    points=points,
-    run=run,
-    claims=claims,
-    draw=draw,
-    setup=setup,
-)
-
 if __name__ == "__main__":
-    main(EXPERIMENT)
+    main(__file__)

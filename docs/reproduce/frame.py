@@ -1,7 +1,9 @@
 """Run a published table or figure again: points, what they say, and their figure.
 
-`docs/reproduce/NAME.py` defines an `Experiment`; `python docs/reproduce/NAME.py --quick`
-runs it. What came out lies beside it, as NAME.json and NAME.quick.json.
+`docs/reproduce/NAME.py` is an experiment: it has a TITLE, a SOURCE and a COST, and functions
+`points`, `run`, `claims`, `draw` and perhaps `setup`, as `Experiment` says. The command
+`python docs/reproduce/NAME.py --quick` runs it. What came out lies beside it, as NAME.json
+and NAME.quick.json.
 """
 
 import argparse
@@ -335,12 +337,15 @@ class Experiment:
     run: Callable[[Point], Point]
     claims: Callable[[Points], Iterable[Claim]]
     draw: Callable[[Points], Figure]
-    setup: Callable[[Point], Mapping[str, Any]] = lambda point: {}
+    setup: Callable[[Point], Mapping[str, Any]]
 
 
 def load(name: str) -> Experiment:
-    """Import an experiment by its name."""
-    return import_module(name).EXPERIMENT
+    """Import an experiment: a script with the names that `Experiment` lists."""
+    script = import_module(name)
+    about = script.TITLE, script.SOURCE, script.COST
+    does = script.points, script.run, script.claims, script.draw
+    return Experiment(name, *about, *does, getattr(script, "setup", lambda point: {}))
 
 
 def results(name: str, quick: bool, folder: Path = HERE) -> dict[str, Any] | None:
@@ -526,8 +531,9 @@ def _one_line_each(collected: dict[str, Any]) -> str:
 # --- The command ----------------------------------------------------------
 
 
-def main(experiment: Experiment) -> None:
-    """Run an experiment from the command line; one that was stopped continues."""
+def main(file: str) -> None:
+    """Run the experiment of a script as its options say; one that was stopped goes on."""
+    experiment = load(Path(file).stem)
     parser = argparse.ArgumentParser(
         description=f"{experiment.title} ({experiment.source}).",
         epilog=f"Cost: {experiment.cost}.",

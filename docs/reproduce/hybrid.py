@@ -7,11 +7,15 @@ all pairs.
 
 import torch
 from answers import UNASKED, Batch, Recaller, columns, growing, loss, right
-from frame import Experiment, Point, Points, holds, main, order
+from frame import Point, Points, holds, main, order
 from torch import Tensor
 
 from fwlab import plots
 from fwlab.fit import SETUP, fit
+
+TITLE = "What a mixed stack can do: a parity says what to look up"
+SOURCE = "ours, after Steifer 2026"
+COST = "quick: 4 min of one core; full: 20 min"
 
 #: Stacks: their mixers, and the maximum of beta.
 BOTH, WEAK = "gated delta, then attention", "the same, β up to 1"
@@ -167,21 +171,13 @@ def draw(points: Points):
     return figure
 
 
-EXPERIMENT = Experiment(
-    name="hybrid",
-    title="What a mixed stack can do: a parity says what to look up",
-    source="ours, after Steifer 2026",
-    cost="quick: 4 min of one core; full: 20 min",
-    points=points,
-    run=run,
-    claims=claims,
-    draw=draw,
-    setup=lambda point: {
+def setup(point: Point) -> Point:
+    return {
         **SETUP,
         **{"lr": LR, "batch": BATCH, "heads": HEADS},
         "layers": len(STACKS[point["stack"]][0]),
-    },
-)
+    }
+
 
 if __name__ == "__main__":
-    main(EXPERIMENT)
+    main(__file__)

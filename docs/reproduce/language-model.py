@@ -10,12 +10,16 @@ from itertools import combinations
 from math import inf, isinf, log
 
 import text
-from frame import Claim, Experiment, Point, Points, holds, main, order
+from frame import Claim, Point, Points, holds, main, order
 from text import LR, middle
 
 from fwlab import plots
 from fwlab.models import MIXERS, Mixer
 from fwlab.plots import FAST, INK, OTHER, SERIES, TRAINED
+
+TITLE = "Language models that differ only in how they mix tokens"
+SOURCE = "Schlag et al. 2021, Tables 2 and 5; nanoGPT"
+COST = "quick: 7 min of one core; full: 3 hours"
 
 #: A mixer, and the feature map of its keys.
 Name = tuple[str, str]
@@ -253,17 +257,13 @@ def draw_why(ax, compared: Mapping[str, Points]):
     ax.set_xlabel(text.LOSS)
 
 
-EXPERIMENT = Experiment(
-    name="language-model",
-    title="Language models that differ only in how they mix tokens",
-    source="Schlag et al. 2021, Tables 2 and 5; nanoGPT",
-    cost="quick: 7 min of one core; full: 3 hours",
-    points=points,
-    run=lambda point: text.train(text.new_run(point, mixer(point))),
-    claims=claims,
-    draw=draw,
-    setup=lambda point: text.setup(point, mixer(point)),
-)
+def run(point: Point) -> Point:
+    return text.train(text.new_run(point, mixer(point)))
+
+
+def setup(point: Point) -> Point:
+    return text.setup(point, mixer(point))
+
 
 if __name__ == "__main__":
-    main(EXPERIMENT)
+    main(__file__)

@@ -5,13 +5,17 @@ Trained with windows of 64 characters, tested with windows of up to 1024.
 
 import text
 import torch
-from frame import Experiment, Point, Points, holds, main, order
+from frame import Point, Points, holds, main, order
 from torch.nn import functional as F
 
 from fwlab import plots
 from fwlab.layers import SoftmaxAttention
 from fwlab.models import MIXERS, Mixer
 from fwlab.plots import FAST, OTHER
+
+TITLE = "Texts that are longer than those of training"
+SOURCE = "ours, after Press et al. 2022"
+COST = "quick: 3 min of one core; full: 26 min"
 
 #: The length of training, and longer ones.
 LENGTHS = (64, 128, 256, 512, 1024)
@@ -109,17 +113,9 @@ def draw(points: Points):
     return figure
 
 
-EXPERIMENT = Experiment(
-    name="length",
-    title="Texts that are longer than those of training",
-    source="ours, after Press et al. 2022",
-    cost="quick: 3 min of one core; full: 26 min",
-    points=points,
-    run=run,
-    claims=claims,
-    draw=draw,
-    setup=lambda point: text.setup(point, mixer(point)),
-)
+def setup(point: Point) -> Point:
+    return text.setup(point, mixer(point))
+
 
 if __name__ == "__main__":
-    main(EXPERIMENT)
+    main(__file__)

@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 from answers import UNASKED, WIDTH, Batch, enlarge, loss, right
-from frame import Experiment, Point, Points, holds, main, order
+from frame import Point, Points, holds, main, order
 from torch import Tensor
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
@@ -19,6 +19,10 @@ from fwlab.fit import fit
 from fwlab.layers import FastWeightAttention
 from fwlab.models import LanguageModel, Mixer
 from fwlab.plots import FAST, OTHER, SERIES, WRONG
+
+TITLE = "Associative recall as in Zoology, and its forgetting"
+SOURCE = "Arora et al. 2023, and the authors' repository"
+COST = "quick: 5 min of one core; full: about 38 min"
 
 PAIRS = 4
 #: Keys that return with a new value, and what that is called.
@@ -160,21 +164,13 @@ def draw(points: Points):
     return figure
 
 
-EXPERIMENT = Experiment(
-    name="mqar",
-    title="Associative recall as in Zoology, and its forgetting",
-    source="Arora et al. 2023, and the authors' repository",
-    cost="quick: 5 min of one core; full: about 38 min",
-    points=points,
-    run=run,
-    claims=claims,
-    draw=draw,
-    setup=lambda point: {
+def setup(point: Point) -> Point:
+    return {
         "optimiser": f"AdamW, weight decay {DECAY:g}",
         "schedule": "falls along a cosine",
         **{"lr": LR, "batch": BATCH, "width": WIDTH, "layers": 2, "heads": 1},
-    },
-)
+    }
+
 
 if __name__ == "__main__":
-    main(EXPERIMENT)
+    main(__file__)

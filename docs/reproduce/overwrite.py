@@ -8,7 +8,7 @@ from math import inf
 from statistics import median
 from typing import Any
 
-from frame import Claim, Experiment, Points, every, holds, main, order
+from frame import Claim, Points, every, holds, main, order
 from matplotlib.figure import Figure
 from synthetic import Series, Setting, by_size, narrow, near, numbers, ordered, protocol
 
@@ -16,6 +16,10 @@ from fwlab import plots
 from fwlab.data.retrieval import columns
 from fwlab.models.retriever import ALL, ONE
 from fwlab.plots import FAST, INK, SERIES, WRONG
+
+TITLE = "Which rules can replace a value"
+SOURCE = "Schlag et al. 2021, setting 2, Figs. 3 (S = 20) and 5"
+COST = "quick: 3 min of one core; full: 1.9 hours"
 
 #: Final losses in the authors' logs, evaluated at L = S; one seed each. (Figure
 #: 5; Figure 3 shows S = 20.) One log ends at step 300.
@@ -146,17 +150,7 @@ def draw(points: Points) -> Figure:
     return figure
 
 
-EXPERIMENT = Experiment(
-    name="overwrite",
-    title="Which rules can replace a value",
-    source="Schlag et al. 2021, setting 2, Figs. 3 (S = 20) and 5",
-    cost="quick: 3 min of one core; full: 1.9 hours",
-    points=SETTING.points,
-    run=SETTING.run,
-    claims=claims,
-    draw=draw,
-    setup=SETTING.setup,
-)
+points, run, setup = SETTING.points, SETTING.run, SETTING.setup
 
 if __name__ == "__main__":
-    main(EXPERIMENT)
+    main(__file__)

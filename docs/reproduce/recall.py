@@ -9,13 +9,17 @@ from statistics import median
 
 import torch
 from answers import UNASKED, WIDTH, Batch, Recaller, growing, loss, right
-from frame import Experiment, Point, Points, holds, main
+from frame import Point, Points, holds, main
 from matplotlib.figure import Figure, SubFigure
 
 from fwlab import plots
 from fwlab.data import retrieval
 from fwlab.fit import SETUP, fit
 from fwlab.plots import FAST, INK, OTHER, SERIES, TRAINED, WRONG
+
+TITLE = "What the delta rule is for: recall when keys return"
+SOURCE = "ours, after Arora et al. 2023"
+COST = "quick: 4 min of one core; full: 76 min"
 
 #: A mixer, and its features: "own", or "dpfp-1" instead.
 Name = tuple[str, str]
@@ -239,17 +243,9 @@ def by_mixer(part: SubFigure, points: Points) -> None:
     plots.legend(part, ax, columns=2)
 
 
-EXPERIMENT = Experiment(
-    name="recall",
-    title="What the delta rule is for: recall when keys return",
-    source="ours, after Arora et al. 2023",
-    cost="quick: 4 min of one core; full: 76 min",
-    points=points,
-    run=run,
-    claims=claims,
-    draw=draw,
-    setup=lambda point: {**SETUP, "batch": BATCH, "width": WIDTH},
-)
+def setup(point: Point) -> Point:
+    return {**SETUP, "batch": BATCH, "width": WIDTH}
+
 
 if __name__ == "__main__":
-    main(EXPERIMENT)
+    main(__file__)

@@ -7,7 +7,8 @@ another $x$. A fast weight layer can hold a linear map: its memory.
 from typing import Any
 
 import torch
-from frame import Experiment, Point, Points, every, main, order, panels
+from frame import Point, Points, every, main, order, panels
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -15,6 +16,10 @@ from fwlab import ops
 from fwlab.feature_maps import l2_normalize
 from fwlab.fit import SETUP, fit
 from fwlab.plots import FAST, INK, OTHER
+
+TITLE = "Regression in context"
+SOURCE = "von Oswald et al. 2023 (one step of gradient descent)"
+COST = "quick: 4 minutes of one core; full: 10 minutes"
 
 LOOKS = {"sum": (OTHER, "s"), "delta": (FAST, "o"), "least squares": (INK, "^")}
 #: The solver that each rule can be.
@@ -187,26 +192,22 @@ def claims(points: Points):
     )
 
 
-EXPERIMENT = Experiment(
-    name="regression",
-    title="Regression in context",
-    source="von Oswald et al. 2023 (one step of gradient descent)",
-    cost="quick: 4 minutes of one core; full: 10 minutes",
-    points=points,
-    run=run,
-    claims=claims,
-    draw=lambda points: panels(
+def draw(points: Points) -> Figure:
+    return panels(
         *(points, "noise", NOISES, LOOKS, "n"),
         law=law,
         labels=("pairs", "mean squared error"),
         height=2.6,
-    ),
-    setup=lambda point: (
+    )
+
+
+def setup(point: Point) -> Point:
+    return (
         {}
         if point["rule"] == "least squares"
         else SETUP | {"batch": BATCH, "steps": STEPS, "lr": LR}
-    ),
-)
+    )
+
 
 if __name__ == "__main__":
-    main(EXPERIMENT)
+    main(__file__)

@@ -8,13 +8,17 @@ from itertools import product
 from math import isinf
 
 import text
-from frame import Experiment, Point, Points, holds, main, order
+from frame import Point, Points, holds, main, order
 
 from fwlab import ops, plots
 from fwlab.layers import FastWeightAttention
 from fwlab.layers.causal import Causal, with_state
 from fwlab.models import Mixer
 from fwlab.plots import FAST, TRAINED
+
+TITLE = "Adding, replacing and forgetting, with and without a short convolution"
+SOURCE = "ours; the layers are those of Schlag et al. 2021 and Yang et al. 2024"
+COST = "quick: 5 min of one core; full: 70 min"
 
 
 class Adding(FastWeightAttention):
@@ -124,17 +128,13 @@ def draw(points: Points):
     return figure
 
 
-EXPERIMENT = Experiment(
-    name="replacing",
-    title="Adding, replacing and forgetting, with and without a short convolution",
-    source="ours; the layers are those of Schlag et al. 2021 and Yang et al. 2024",
-    cost="quick: 5 min of one core; full: 70 min",
-    points=points,
-    run=lambda point: text.train(text.new_run(point, mixer(point))),
-    claims=claims,
-    draw=draw,
-    setup=lambda point: text.setup(point, mixer(point)),
-)
+def run(point: Point) -> Point:
+    return text.train(text.new_run(point, mixer(point)))
+
+
+def setup(point: Point) -> Point:
+    return text.setup(point, mixer(point))
+
 
 if __name__ == "__main__":
-    main(EXPERIMENT)
+    main(__file__)

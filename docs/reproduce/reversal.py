@@ -4,10 +4,14 @@ A backward pass needs the fast weights of every step. Appendix F of the
 paper keeps the last ones, and undoes one update after the other.
 """
 
-from frame import Experiment, Point, Points, every, main, panels
+from frame import Point, Points, every, main, panels
 
 from fwlab.bench.undoing import undoing_error
 from fwlab.plots import SERIES, WRONG
+
+TITLE = "How far back updates can be undone"
+SOURCE = "Schlag et al. 2021, appendix F"
+COST = "quick: half a minute of one core; full: 2 minutes"
 
 #: How each update is undone.
 METHODS = {
@@ -91,16 +95,5 @@ def draw(points: Points):
     return figure
 
 
-EXPERIMENT = Experiment(
-    name="reversal",
-    title="How far back updates can be undone",
-    source="Schlag et al. 2021, appendix F",
-    cost="quick: half a minute of one core; full: 2 minutes",
-    points=points,
-    run=run,
-    claims=claims,
-    draw=draw,
-)
-
 if __name__ == "__main__":
-    main(EXPERIMENT)
+    main(__file__)

@@ -10,7 +10,7 @@ from typing import Any
 
 import text
 import torch
-from frame import Claim, Experiment, Numbers, Point, Points, holds, main, order
+from frame import Claim, Numbers, Point, Points, holds, main, order
 from text import LR, finite
 from torch import Tensor
 from torch.nn import functional as F
@@ -21,6 +21,10 @@ from fwlab.layers.transformer_xl import RelativeAttention
 from fwlab.models import Mixer
 from fwlab.plots import FAST, OTHER, SERIES, TRAINED
 from fwlab.training.batches import in_rows
+
+TITLE = "Loss against the size of the state, with no truncated context"
+SOURCE = "Schlag et al. 2021, Table 4"
+COST = "quick: 5 min of one core; full: about 2 hours"
 
 #: State in scalars, and validation perplexity per word on WikiText-103 of
 #: the medium model; the Linear Transformer's is above 260.
@@ -284,17 +288,9 @@ def draw_small(ax, points: Points):
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, columnspacing=1)
 
 
-EXPERIMENT = Experiment(
-    name="state-size",
-    title="Loss against the size of the state, with no truncated context",
-    source="Schlag et al. 2021, Table 4",
-    cost="quick: 5 min of one core; full: about 2 hours",
-    points=points,
-    run=run,
-    claims=claims,
-    draw=draw,
-    setup=lambda point: text.setup(point, mixer(point)),
-)
+def setup(point: Point) -> Point:
+    return text.setup(point, mixer(point))
+
 
 if __name__ == "__main__":
-    main(EXPERIMENT)
+    main(__file__)

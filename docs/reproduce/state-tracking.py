@@ -10,7 +10,7 @@ from functools import cache
 
 import torch
 from answers import Batch, columns, growing, loss, scaled
-from frame import Experiment, Point, Points, every, holds, main, order
+from frame import Point, Points, every, holds, main, order
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import CosineAnnealingLR
@@ -19,6 +19,10 @@ from fwlab import ops, plots
 from fwlab.feature_maps import l2_normalize
 from fwlab.fit import fit
 from fwlab.plots import SERIES
+
+TITLE = "What the delta rule can compute, and what a decay is for"
+SOURCE = "Grazzi et al. 2024, Table 3; Siems et al. 2025"
+COST = "quick: 1 min of one core; full: 5 min"
 
 #: What is composed: weights, number of items, maximum of beta, updates per token.
 COMPOSE = ("weights", "items", "limit", "steps")
@@ -280,17 +284,9 @@ def draw(points: Points):
     return figure
 
 
-EXPERIMENT = Experiment(
-    name="state-tracking",
-    title="What the delta rule can compute, and what a decay is for",
-    source="Grazzi et al. 2024, Table 3; Siems et al. 2025",
-    cost="quick: 1 min of one core; full: 5 min",
-    points=points,
-    run=run,
-    claims=claims,
-    draw=draw,
-    setup=lambda point: SETUP if point["weights"] == "trained" else {},
-)
+def setup(point: Point) -> Point:
+    return SETUP if point["weights"] == "trained" else {}
+
 
 if __name__ == "__main__":
-    main(EXPERIMENT)
+    main(__file__)

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import combinations
 
 import torch
-from frame import Claim, Experiment, Numbers, Point, Points, main, order
+from frame import Claim, Numbers, Point, Points, main, order
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
@@ -19,6 +19,10 @@ from fwlab.feature_maps import DPFP, ELU1, FAVOR, FeatureMap
 from fwlab.fit import SETUP, fit, one_cycle
 from fwlab.models import EncoderDecoder
 from fwlab.plots import INK, SERIES
+
+TITLE = "Translation without softmax, and how wide its features are"
+SOURCE = "Schlag et al. 2021, Tables 1 and 6"
+COST = "quick: 3 min of one core; full: 38 min"
 
 #: Feature map, and features per entry of a key (0: softmax has none), with the name
 #: of the model and the published BLEU on WMT14's test set. Table 1 has no DPFP-3.
@@ -205,17 +209,9 @@ def draw(points: Points):
     return figure
 
 
-EXPERIMENT = Experiment(
-    name="translation",
-    title="Translation without softmax, and how wide its features are",
-    source="Schlag et al. 2021, Tables 1 and 6",
-    cost="quick: 3 min of one core; full: 38 min",
-    points=points,
-    run=run,
-    claims=claims,
-    draw=draw,
-    setup=lambda point: SETUP | {"schedule": "rises for 30 % of the steps, then falls"},
-)
+def setup(point: Point) -> Point:
+    return SETUP | {"schedule": "rises for 30 % of the steps, then falls"}
+
 
 if __name__ == "__main__":
-    main(EXPERIMENT)
+    main(__file__)
