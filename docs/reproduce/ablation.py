@@ -68,9 +68,17 @@ def claims(points: Points):
             published = f"{better}, {worse} (Table 3)" if map == "linear" else ""
             protocol = f"characters, {size} M parameters" if published else ""
             claim = f"{MAPS[map]}: {low} below {high}"
-            yield order(claim, [ends[low], ends[high]], published, protocol=protocol)
+            yield order(
+                claim,
+                [ends[low], ends[high]],
+                published,
+                protocol=protocol,
+                trivial=text.TRIVIAL,
+            )
         claim = f"{ROTARY}: below {MAPS[map]} with neither"
-        yield order(claim, [points(map=ROTARY)["loss"], ends["neither"]])
+        yield order(
+            claim, [points(map=ROTARY)["loss"], ends["neither"]], trivial=text.TRIVIAL
+        )
 
 
 def draw(points: Points):

@@ -11,7 +11,7 @@ from math import inf, isinf, log
 
 import text
 from frame import Claim, Point, Points, holds, main, order
-from text import LR, middle
+from text import LR, TRIVIAL, middle
 
 from fwlab import plots
 from fwlab.models import MIXERS, Mixer
@@ -99,7 +99,7 @@ def claims(points: Points):
     def below(low: Name, high: Name, published: str = "", protocol: str = "") -> Claim:
         sides = [usual(mixer=mixer, map=map)["loss"] for mixer, map in (low, high)]
         what = f"{label(low)}: below {label(high)}"
-        return order(what, sides, published, protocol=protocol)
+        return order(what, sides, published, protocol=protocol, trivial=TRIVIAL)
 
     for table, maps in TABLES.items():
         row = {SOFTMAX: 33.0}
@@ -139,7 +139,7 @@ def why(points: Points):
         best = min(OTHERS, key=lambda mixer: middle(ends[mixer]))
         what = f"{name}: delta ends lowest of {', '.join(USUAL)}"
         if all(ends.values()):
-            claim = order(what, [ends["delta"], ends[best]])
+            claim = order(what, [ends["delta"], ends[best]], trivial=TRIVIAL)
             yield claim._replace(found=f"{claim.found} ({best})")
         else:
             yield order(what, [[]])
