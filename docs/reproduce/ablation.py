@@ -66,13 +66,13 @@ def claims(points: Points):
     for map, ends in by_map(points).items():
         for (low, better, _), (high, worse, _) in combinations(best_first, 2):
             published = f"{better}, {worse} (Table 3)" if map == "linear" else ""
-            protocol = f"characters, {size} M parameters" if published else ""
+            protocol = f"{text.PROTOCOL}, {text.WINDOWS}, {size} M parameters"
             claim = f"{MAPS[map]}: {low} below {high}"
             yield order(
                 claim,
                 [ends[low], ends[high]],
                 published,
-                protocol=protocol,
+                protocol=protocol if published else "",
                 trivial=text.TRIVIAL,
             )
         claim = f"{ROTARY}: below {MAPS[map]} with neither"

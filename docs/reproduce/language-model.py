@@ -11,7 +11,7 @@ from math import inf, isinf, log
 
 import text
 from frame import Claim, Point, Points, holds, main, order
-from text import LR, TRIVIAL, middle
+from text import LR, PROTOCOL, TRIVIAL, WINDOWS, middle
 
 from fwlab import plots
 from fwlab.models import MIXERS, Mixer
@@ -94,7 +94,7 @@ def mixer(point: Point) -> Mixer:
 def claims(points: Points):
     usual = as_usual(points)
     full = points[0]["size"] != "small"
-    size = f"characters, {'0.8' if full else '0.1'} M parameters"
+    size = f"{PROTOCOL}, {WINDOWS}, {'0.8' if full else '0.1'} M parameters"
 
     def below(low: Name, high: Name, published: str = "", protocol: str = "") -> Claim:
         sides = [usual(mixer=mixer, map=map)["loss"] for mixer, map in (low, high)]

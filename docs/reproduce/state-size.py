@@ -193,7 +193,7 @@ def claims(points: Points):
 
 def published(what: str, perplexities: str, *sides: Numbers) -> Claim:
     source = f"perplexity per word {perplexities} (Table 4)"
-    protocol = "characters, small models, minutes of training"
+    protocol = f"{text.PROTOCOL}, small models, minutes of training"
     return order(what, sides, source, protocol=protocol, trivial=text.TRIVIAL)
 
 

@@ -55,6 +55,10 @@ TEXTS = {
 #: character follows which: the counts of pairs in the first nine tenths of Tiny
 #: Shakespeare give 2.48 in the last tenth, and this is 5 % less.
 TRIVIAL = 0.95 * 2.48
+#: How our models differ from those of Schlag et al., whose blocks normalise after each
+#: sum, whose outputs have the factor, and whose window slides in evaluation.
+PROTOCOL = "characters, pre-norm, outputs without d_head^(-1/2)"
+WINDOWS = "disjoint windows"
 #: The axis of most figures.
 LOSS = "validation loss, nats per character"
 
