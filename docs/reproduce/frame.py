@@ -37,7 +37,7 @@ from fwlab.provenance import provenance
 HERE = Path(__file__).parent
 #: All experiments, in the order of the index.
 NAMES = (
-    "erasing",
+    *("erasing", "capacity-law"),
     *("capacity", "overwrite", "favor-underflow", "ablation", "language-model"),
     *("recall", "state-size", "translation", "aft", "aft-stability"),
     *("feedback-variables", "feedback-depth", "feedback-curriculum"),
