@@ -27,7 +27,7 @@ RESULTS = {
 @pytest.fixture(scope="module")
 def built(site) -> dict[str, str]:
     return {
-        path.stem: path.read_text("utf-8") for path in (site / "reproduce").glob("*")
+        path.stem: path.read_text("utf-8") for path in (site / "reproduce").glob("*.html")
     }
 
 
@@ -38,7 +38,8 @@ def test_pages_show_their_results(built):
         drawn = re.search(svg, page, re.DOTALL)
         assert bool(drawn) is path.exists()
         if not drawn:
-            assert version == "full" and "The full grid has not been run yet." in page
+            what = {"full": "full grid", "quick": "quick version"}[version]
+            assert f"The {what} has not been run yet." in page
             continue
         assert len(drawn[0].encode()) < 200_000
         results = json.loads(path.read_text("utf-8"))
@@ -90,8 +91,19 @@ def test_the_index_has_every_claim(built, site):
         assert each["verdict"] == row.claim.verdict
         assert bool(each["corpora"]) is (each["experiment"] in TEXTS)
         assert bool(each["published"]) is (each["kind"] == "published")
-    sums = re.findall(r"(\d+)\xa0<span class=\"fw-verdict", page)
-    assert sum(map(int, sums)) == len(rows) == page.count("<tr data-verdict=")
+    sums = re.findall(r"</svg> [a-z ]+ <b>(\d+)</b>", page)
+    assert (
+        sum(map(int, sums)) == len(rows) == len(re.findall("<tr .*data-verdict", page))
+    )
+    # Every mark leads to its row, and is called and drawn as the row says.
+    mark = (
+        '<a href="#(.+?)" title=".+?" aria-label="(.+?)"><svg class=".+? fw-(.+?) fw-'
+    )
+    kinds = re.findall('<tr id="(.+?)" data-verdict="(.+?):', page)
+    assert re.findall(mark, page) == [
+        (name, f"{row.claim.verdict}: {row.claim.text}", kind)
+        for row, (name, kind) in zip(rows, kinds, strict=True)
+    ]
     assert not re.search("<!-- (reproduce|full|quick|given)", "".join(built.values()))
 
 
@@ -106,7 +118,10 @@ def test_claims_are_chosen_and_sorted(look):
     few = tab.locator(f".fw-claims {shown}").count()
     assert 0 < few < every
     assert tab.locator(".fw-choose output").text_content() == f"{few} of {every} claims"
-    tab.select_option("[name=experiment]", "")
+    # A mark leads to its row, also to one that was left out.
+    tab.locator(".fw-chart a[aria-label]").last.click()
+    assert tab.evaluate("document.querySelector(':target').rowIndex") == every
+    assert tab.locator(f".fw-claims {shown}").count() == every
     verdict = tab.locator(".fw-claims th button").last
     first = "document.querySelector('.fw-claims tbody tr').dataset.verdict"
     for last, sort in ((0, "ascending"), (-1, "descending")):
@@ -118,6 +133,8 @@ def test_claims_are_chosen_and_sorted(look):
     plain = look("reproduce/index.html", java_script_enabled=False)
     assert plain.locator(f".fw-claims {shown}").count() == every
     assert not plain.locator(".fw-choose").is_visible()
+    plain.locator(".fw-chart a[aria-label]").last.click()
+    assert plain.locator(".fw-claims tr:target").is_visible()
 
 
 def test_hyper_parameters_are_those_of_the_points():
@@ -211,10 +228,10 @@ def test_a_number_that_is_not_checked_is_found():
     assert said("7<!-- full length: 3 + 4 -->") == [("7", "full", "length", "3 + 4")]
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", [n for n in EXPERIMENTS if hook._load(n, True)])
 def test_only_what_was_run_is_drawn(name):
     """As many marks as seeds; one point more is another drawing."""
-    points = json.loads(RESULTS[name, "quick"].read_text("utf-8"))["points"]
+    points = hook._load(name, True)["points"]
 
     def drawing(points):
         points = Points(points)
@@ -232,4 +249,4 @@ def test_missing_results_draw_nothing(monkeypatch):
     monkeypatch.setattr(hook, "_load", lambda name, quick: None)
     shown = hook._fill("capacity", "full")
     assert "has not been run yet" in shown and "<svg" not in shown
-    assert {each["state"] for each in hook._index()} == {"not run"}
+    assert {each["state"] for each in hook._index()} == {"not run yet"}
