@@ -12,7 +12,7 @@
     choose.querySelector("output").textContent = `${shown} of ${rows.length} claims`;
   };
   choose.addEventListener("input", show);
-  // What a square leads to may have been left out.
+  // What a mark leads to may have been left out.
   document.querySelector(".fw-chart").addEventListener("click", () => {
     choose.reset();
     show();
