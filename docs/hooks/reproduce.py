@@ -1,9 +1,10 @@
 """Puts results of docs/reproduce/NAME.py in place of `<!-- reproduce: ... -->`.
 
 `NAME full` and `NAME quick` are the figure, the claims and the hyper-parameters
-of an experiment, `index` is a table of all claims. The file of the same table is
-written by `python docs/hooks/reproduce.py`. What was not run is not drawn. `<!-- full: ... -->` after a number in a page says
-what it is of the results; tests/site/test_reproduce.py compares the two.
+of an experiment; `index` draws all claims, and `claims` is a table of them. The file
+of this table is written by `python docs/hooks/reproduce.py`. What was not run is not
+drawn. `<!-- full: ... -->` after a number in a page says what it is of the results;
+tests/site/test_reproduce.py compares the two.
 """
 
 import csv
@@ -29,6 +30,10 @@ CHECKED = re.compile(r"<!-- (?:(full|quick)(?: (\S+))?: (.+?)|given) -->")
 VERSIONS = ("full", "quick")
 EXPERIMENTS = {name: load(name) for name in NAMES}
 TABLE = ROOT / "docs" / "reproduce" / "claims.csv"
+COLUMNS = (
+    *("experiment", "version", "claim", "published", "ours: median [min, max]"),
+    *("seeds apart", "protocol", "kind", "verdict", "corpora"),
+)
 #: Verdicts in the order of a sorted table.
 VERDICTS = (
     *("reproduced", "holds", "seeds overlap", "one seed", "not trained far enough"),
@@ -95,17 +100,11 @@ def on_page_content(html, page, config, files):
 
 
 def _fill(name: str, version: str) -> str:
-    if name == "index":
-        counts = Counter(row.verdict for row in _rows())
-        return render(
-            "reproduce/index.html",
-            experiments=_index(),
-            rows=_rows(),
-            kinds={
-                kind: {word: counts[f"{kind}: {word}"] for word in VERDICTS}
-                for kind in ("published", "ours")
-            },
-        )
+    if name in ("index", "claims"):
+        kinds: dict[str, Counter] = {"published": Counter(), "ours": Counter()}
+        for row in sorted(_rows(), key=lambda row: row.rank):
+            kinds[row.kind][row.claim.verdict] += 1
+        return render(f"reproduce/{name}.html", experiments=_index(), kinds=kinds)
     return _result(EXPERIMENTS[name], version)
 
 
@@ -118,49 +117,35 @@ def _best(experiment: Experiment) -> tuple[str, dict | None]:
 
 
 def _index() -> list[dict]:
-    """Every experiment with its verdict, and how much of it was run."""
+    """Every experiment with its claims, its verdict, and how much of it was run."""
     found = []
     for experiment in EXPERIMENTS.values():
         version, best = _best(experiment)
         full = _read(experiment, "full")
-        state = verdict(_claims(experiment, best))
+        claims = _claims(experiment, best)
+        state = verdict(claims) if best else "not run yet"
         if best and version == "quick":
             state += ", quick version"
         if full and len(full["points"]) < full["grid"]:
             state += f"; full grid: {len(full['points'])} of {full['grid']} points"
-        found.append({"experiment": experiment, "state": state})
+        rows = [Row(experiment, version, claim) for claim in claims]
+        found.append({"experiment": experiment, "state": state, "rows": rows})
     return found
 
 
 def _rows() -> list[Row]:
-    rows = []
-    for experiment in EXPERIMENTS.values():
-        version, best = _best(experiment)
-        rows += [Row(experiment, version, c) for c in _claims(experiment, best)]
-    return rows
+    return [row for each in _index() for row in each["rows"]]
 
 
 def table() -> str:
     """Write the table of all claims as CSV."""
-    rows = [
-        {
-            "experiment": row.experiment.name,
-            "version": row.version,
-            "claim": row.claim.text,
-            "published": row.claim.published,
-            "ours: median [min, max]": row.claim.found,
-            "seeds apart": row.apart,
-            "protocol": row.protocol,
-            "kind": row.kind,
-            "verdict": row.claim.verdict,
-            "corpora": row.corpora,
-        }
-        for row in _rows()
-    ]
     text = io.StringIO()
-    writer = csv.DictWriter(text, rows[0].keys(), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for row in _rows():
+        name, claim = row.experiment.name, row.claim
+        first = (name, row.version, claim.text, claim.published, claim.found, row.apart)
+        writer.writerow([*first, row.protocol, row.kind, claim.verdict, row.corpora])
     return text.getvalue()
 
 
