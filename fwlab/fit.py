@@ -71,7 +71,7 @@ def fit(
     - `optimizer`: takes parameters and `lr`.
     - `schedule`: of the learning rate; None = constant.
     - `clip`: maximum norm of the gradient; None = any.
-    - `every`, `evaluate`: call this after each of so many steps, with their number;
+    - `every`, `evaluate`: call this after each of this many steps, with their number;
       a number that is not finite ends the training.
     - `stop`: called with the curve after each evaluation; returns why to stop,
       or "".

@@ -37,7 +37,7 @@ def right(
 ) -> Tensor:
     """Say of every question, in order, whether the best answer is right.
 
-    - `among`: the answer is one of so many tokens, the first; None = any token.
+    - `among`: the answer is one of this many tokens, the first; None = any token.
     - Returns 1 or 0 for each, `[questions]`, in float64.
     """
     asked = answers != UNASKED

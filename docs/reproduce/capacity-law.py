@@ -59,7 +59,7 @@ def predicted(point: Point) -> float:
     r"""Return the loss of the law.
 
     - Features: of $S$ keys, `d_dot` directions can be kept apart.
-    - Values: what is returned lies in a space of so many dimensions.
+    - Values: what is returned lies in a space of this many dimensions.
     - Time: a write of age $a$ is left with $\gamma^a$. The last write of a key counts,
       $n$ writes are returned, and the best factor for all of them leaves
       $(\mathbb E \gamma^{a_\mathrm{last}})^2 / (n\, \mathbb E \gamma^{2a})$.

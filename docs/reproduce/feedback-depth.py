@@ -40,7 +40,7 @@ HEADS = 2
 #: A model that sees everything before a token.
 ALL = 0
 #: Layers of the models of the quick version, and of the full one, that see
-#: everything; and of feedback that does not, which sees blocks of so many tokens.
+#: everything; and of feedback that does not, which sees blocks of this many tokens.
 DEPTHS = {
     True: {"feedback": (1,), "transformer": (1, 2)},
     False: {"feedback": (1, 2, 4), "transformer": (1, 2, 4, 8)},
