@@ -104,7 +104,7 @@ class Retriever(nn.Module):
         """Retrieve the values of queries after the sequence, for training.
 
         With few queries there is no need for the fast weights: it is faster to
-        weight each value by what its pair weights for the query, as in attention.
+        weight each value by the weight of its pair for the query, as in attention.
 
         - `keys`, `values`: `[batch, length]`, from 0 to `symbols` - 1.
         - `queries`: the keys that are asked, `[batch, count]`, likewise.
