@@ -84,6 +84,7 @@ bench: $(READY)
 
 # make reproduce NAME=capacity [ARGS=--quick]
 reproduce: $(READY)
+	$(if $(NAME),,$(error say make reproduce NAME=capacity, or another script of docs/reproduce))
 	$(BIN)/python docs/reproduce/$(NAME).py $(ARGS)
 
 lint: $(READY)

@@ -25,7 +25,13 @@ SETUP = {
 def one_cycle(
     optimizer: torch.optim.Optimizer, lr: float, steps: int, rise: float = 0.1
 ) -> LRScheduler:
-    """Raise the rate for a share of the steps, and let it fall along a cosine."""
+    """Raise the rate for a share of the steps, and let it fall along a cosine.
+
+    - Raises `ValueError` if that share is one step or less.
+    """
+    if rise * steps <= 1:
+        least = int(1 / rise) + 1
+        raise ValueError(f"expected steps to be at least {least}, got {steps}")
     return OneCycleLR(optimizer, lr, steps, pct_start=rise, cycle_momentum=False)
 
 
@@ -35,7 +41,7 @@ class Fit(NamedTuple):
     - `steps`: number of optimiser steps.
     - `curve`: pairs of a step and what was evaluated then; without `evaluate`, at
       most 20 pairs of a step and the mean loss of training since the pair before.
-    - `ended`: what `stop` returned; "" = all steps were taken.
+    - `ended`: what `stop` returned, or "diverged"; "" = all steps were taken.
     """
 
     steps: int
@@ -76,7 +82,10 @@ def fit(
     - `stop`: called with the curve after each evaluation; returns why to stop,
       or "".
     - Returns a `Fit`.
+    - Raises `ValueError` for too few steps, or `evaluate` without `every`.
     """
+    if evaluate is not None and every < 1:
+        raise ValueError(f"expected every to be at least 1, got {every}")
     adam = optimizer(model.parameters(), lr=lr)
     rate = None if schedule is None else schedule(adam, lr, steps)
     losses: list[float] = []

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -92,6 +93,7 @@ def test_the_verdict_of_an_experiment():
         Claim("", "1 (Table 1)", "", *which)
         for which in ((True,), (False,), (True, False), (None,))
     )
+    few = yes._replace(seeds=1)
     ours = [Claim("", "", "", which) for which in (True, False)]
     for claims, word in (
         ([yes, yes], "reproduced"),
@@ -99,7 +101,8 @@ def test_the_verdict_of_an_experiment():
         ([no], "not"),
         ([yes, no], "partly"),
         ([yes, overlap], "partly"),
-        ([overlap], "partly"),
+        ([overlap], "undecided"),
+        ([overlap, few, left], "undecided so far"),
         ([yes, left], "reproduced so far"),
         ([left, ours[0]], "not run"),
         ([], "not run"),
@@ -282,6 +285,19 @@ def test_a_grid_can_be_run_in_parts(tmp_path):
     assert len(Runs(changed, True, tmp_path).collect()["points"]) == 1
 
 
+@pytest.mark.parametrize("damage", ["", "3", "{}", '{"point": 3}'])
+def test_a_damaged_point_runs_again(tmp_path, damage):
+    runs = Runs(TINY, True, tmp_path)
+    runs.run(0), runs.run(1)
+    (tmp_path / ".points" / "tiny.quick" / "0000.json").write_text(damage)
+    if damage != "{}":
+        with pytest.warns(UserWarning, match="is damaged: its point runs again$"):
+            assert runs.read(0) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert len(runs.collect()["points"]) == 1
+
+
 @pytest.mark.parametrize("damage", ["", "[1]", "{}", "null", '{"experiment": "tiny"}'])
 def test_a_file_that_is_something_else_is_named(tmp_path, damage):
     path = tmp_path / "tiny.quick.json"
@@ -330,7 +346,10 @@ def test_the_command_runs_one_point_and_collects(tmp_path):
     assert "error" in script("reversal", *given, "--point", 0).stdout
     assert "finished" in script("reversal", *given, "--list").stdout.splitlines()[0]
     done = script("reversal", *given, "--collect")
-    assert done.stdout.splitlines()[-1] == "reversal.quick: not run (1 of 216 points)"
+    assert (
+        done.stdout.splitlines()[-1]
+        == "reversal.quick: not run (1 of 216 points, 1 of them run here)"
+    )
     assert len(results("reversal", True, tmp_path)["points"]) == 1
 
 
@@ -427,7 +446,10 @@ def held(name: str, points: Points) -> None:
     Where their seeds overlap, another machine may say something else.
     """
     experiment = load(name)
-    known = [*experiment.claims(results(name, True)["points"])]
+    published = results(name, True)
+    if published is None:
+        pytest.skip("its quick version is not on the site yet")
+    known = [*experiment.claims(published["points"])]
     clear = [c for c in known if c.holds is not None and c.apart is not False]
     again = {claim.text: claim.holds for claim in experiment.claims(points)}
     assert clear

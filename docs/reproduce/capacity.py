@@ -111,7 +111,8 @@ def bound(beyond: Points):
         ("no loss below it, of no seed", lowest, lambda x: x >= 0, lambda x: -x),
     ):
         text = f"beyond capacity: {text}"
-        yield every(text, groups, true, spec="+.4f", x="", worst=worst)
+        claim = every(text, groups, true, spec="+.4f", x="", worst=worst)
+        yield claim._replace(seeds=min(map(len, off.values()), default=0))
     if narrow(beyond):
         return
     below = [is_below for seeds in authors.values() for is_below in seeds]
@@ -121,16 +122,18 @@ def bound(beyond: Points):
         f"{sum(below)} of {len(below)}" if below else "–",
         any(below) if len(below) == len(authors) else None,
         protocol=protocol(beyond(ask=ALL)),
+        seeds=1,
     )
     # So evaluated, the same layers can be below the law.
     same = beyond(map="dpfp-2", S=320)
     theirs, ours = (sorted(numbers(same, x))[:1] for x in ("loss_published", "loss"))
-    yield order(
+    claim = order(
         "DPFP-2, S = 320, lowest loss of the seeds: below the law if evaluated as in "
         "the authors' code, above it over all keys",
         [theirs, [law(320, 256)], ours],
         spec=".4f",
     )
+    yield claim._replace(seeds=len(numbers(same)))
 
 
 def draw(points: Points) -> Figure:

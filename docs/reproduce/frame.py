@@ -13,6 +13,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing
@@ -101,7 +102,7 @@ class Claim(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """What came out, in a few words; overlapping seeds are no yes."""
+        """The word or two for what came out; overlapping seeds are no yes."""
         if self.holds is None:
             return "not run"
         if not self.trained:
@@ -258,8 +259,8 @@ def _range(numbers: Sequence[float], spec: str) -> str:
 def verdict(claims: Iterable[Claim]) -> str:
     """Sum up the published claims, or, where there are none, those of ours.
 
-    - Returns "reproduced", "partly", "not" or "not run"; of claims of ours
-      "ours: holds", "ours: partly" or "ours: does not".
+    - Returns "reproduced", "partly", "not", "undecided" (too few seeds, say) or
+      "not run"; of claims of ours "ours: holds", "ours: partly" and so on.
     """
     known = list(claims)
     counted = [claim for claim in known if claim.published] or known
@@ -267,8 +268,10 @@ def verdict(claims: Iterable[Claim]) -> str:
     run = words - {"not run"}
     if not run:
         return "not run"
-    clear = len(run) == 1 and run < {"reproduced", "not", "holds", "does not"}
-    word = run.pop() if clear else "partly"
+    if not run & {"reproduced", "not", "holds", "does not"}:
+        word = "undecided"
+    else:
+        word = run.pop() if len(run) == 1 else "partly"
     so_far = " so far" if "not run" in words else ""
     return f"{'' if counted[0].published else 'ours: '}{word}{so_far}"
 
@@ -359,10 +362,12 @@ def results(name: str, quick: bool, folder: Path = HERE) -> dict[str, Any] | Non
         return None
     data = read_json(path)
     try:
-        assert data["experiment"] == name and data["runs"]
-        return {**data, "points": Points(data["points"])}
-    except (TypeError, KeyError, AssertionError):
-        raise ValueError(f"{path} is not what {name}.py writes") from None
+        found = {**data, "points": Points(data["points"])}
+        if data["experiment"] == name and data["runs"]:
+            return found
+    except (TypeError, KeyError):
+        pass
+    raise ValueError(f"{path} is not what {name}.py writes")
 
 
 class Runs:
@@ -385,8 +390,12 @@ class Runs:
         if its settings have changed since.
         """
         path = self._path(index)
-        saved = read_json(path) if path.is_file() else None
-        return saved if saved and self._is(index, saved["point"]) else None
+        try:
+            saved = read_json(path) if path.is_file() else None
+            return saved if saved and self._is(index, saved["point"]) else None
+        except (ValueError, TypeError, KeyError, AttributeError):
+            warnings.warn(f"{path} is damaged: its point runs again", stacklevel=1)
+            return None
 
     def run(self, index: int, made_by: dict[str, Any] | None = None) -> Point:
         """Run a point and save it, in one thread.
@@ -454,7 +463,7 @@ class Runs:
                 if each["run"] not in runs:
                     runs.append(each["run"])
                 points.append(each["point"] | {"run": runs.index(each["run"])})
-        if not any(self._path(index).is_file() for index in range(len(self.points))):
+        if not any(map(self.read, range(len(self.points)))):
             raise ValueError(
                 f"nothing to collect: no point of {self.name} is finished in {self.out}"
             )
@@ -562,6 +571,8 @@ def main(file: str) -> None:
         _work(Runs(experiment, given.quick, given.out), given)
     except (ValueError, OSError) as error:
         parser.exit(2, f"{experiment.name}.py: {error}\n")
+    except KeyboardInterrupt:
+        parser.exit(130, "stopped; finished points are kept\n")
 
 
 def _work(runs: Runs, given: argparse.Namespace) -> None:
@@ -590,7 +601,9 @@ def _work(runs: Runs, given: argparse.Namespace) -> None:
     for claim in claims:
         known = f"published {claim.published}" if claim.published else "ours"
         print(f"{claim.text}\n  {known} | {claim.found} | {claim.verdict}")
-    print(f"{runs.name}: {verdict(claims)} ({len(points)} of {len(done)} points)")
+    here = sum(runs.read(i) is not None for i in range(len(done)))
+    counts = f"{len(points)} of {len(done)} points, {here} of them run here"
+    print(f"{runs.name}: {verdict(claims)} ({counts})")
 
 
 def _words(point: Point) -> str:

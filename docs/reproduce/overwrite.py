@@ -122,7 +122,8 @@ def gap(points: Points, ask: str) -> Claim:
     # Seeds that overlap can't be seen in differences of medians.
     overlap = any(max(low[S]) >= min(high[S]) for S in run)
     seeds = min((len(side[S]) for side in (low, high) for S in run), default=0)
-    return claim._replace(apart=False if overlap else True if seeds >= 3 else None)
+    apart = False if overlap else True if seeds >= 3 else None
+    return claim._replace(apart=apart, seeds=seeds)
 
 
 def draw(points: Points) -> Figure:
