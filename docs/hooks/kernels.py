@@ -10,14 +10,13 @@ import json
 import re
 
 from repository import ROOT
-from templates import TEMPLATES, render
+from templates import render
 
 from fwlab.ops import TABLE
 from fwlab.ops.linear.kernels import NARROW
 
 MARK = re.compile(r"<!-- kernels: (.+?) -->")
 TIMED = re.compile(r"<!-- timed: (\w+) -->")
-DRAWN = re.compile(r"<!-- drawn: (\w+) -->")
 #: Calls that a GPU has timed, next to others.
 PEERS = "gpu-nvidia-h200.json"
 #: Calls whose kernels a GPU has timed.
@@ -37,50 +36,32 @@ def on_page_markdown(markdown, page, config, files):
 
 def on_page_content(html, page, config, files):
     """Not in the Markdown: converting it would change a drawing."""
-    drawn = {"peers": _peers, "places": _places}
-    return DRAWN.sub(lambda mark: render(f"{mark[1]}.html", **drawn[mark[1]]()), html)
+    html = html.replace("<!-- drawn: places -->", render("places.html", **_places()))
+    return html.replace("<!-- drawn: peers -->", render("peers.html", **_peers()))
 
 
 def _peers() -> dict:
-    """The times of each operation at its longest, and those of others as multiples of
-    ours at all sizes.
+    """The times of each operation at its longest, which is measured first, and the
+    times of others as multiples of ours at all sizes.
     """
-    run, cases = _read(PEERS), {}
+    run, rows, ratios = _read(PEERS), {}, {"fla": [], "efficient": []}
     for row in run["rows"]:
-        if row["op"] in TABLE:
-            key = row["op"], row["case"]
-            cases.setdefault(key, (row["shape"], {}))[1][row["side"]] = row["ms"]
-    rows = {
-        op: max((c for (o, _), c in cases.items() if o == op), key=_length)
-        for op, _ in cases
-    }
-    ratios = {
-        side: [t[side] / t["triton"] for _, t in cases.values() if side in t]
-        for side in ("fla", "efficient")
-    }
-    most = max(max(times.values()) for _, times in rows.values())
-    return {"run": run, "rows": rows, "ratios": ratios, "most": most}
-
-
-def _length(case: tuple[dict, dict]) -> int:
-    return case[0]["T"]
+        if row["op"] not in TABLE:
+            continue  # one that has ended
+        if row["side"] == "triton":
+            case, ours = row["case"], row["ms"]
+        else:
+            ratios[row["side"]].append(row["ms"] / ours)
+        first, times = rows.setdefault(row["op"], (row, {}))
+        if case == first["case"]:
+            times[row["side"]] = row["ms"]
+    return {"run": run, "rows": rows, "ratios": ratios}
 
 
 def _places() -> dict:
     """What the compiler and the card say of the kernel that is drawn."""
     use = _read("kernels.json")["kernels"]["delta 64"]["forward, sm_90"]
-    return {"use": use, "chunk": NARROW.C, "memory": _read(PEERS)["card"]["memory_gib"]}
-
-
-def _sizes(shape: dict) -> str:
-    """Of a call, in words: "batch 8, 4,096 steps, 16 heads of width 64"."""
-    heads = f"{shape['heads']} heads of " if "heads" in shape else ""
-    return (
-        f"batch {shape['batch']}, {shape['T']:,} steps, {heads}width {shape['width']:,}"
-    )
-
-
-TEMPLATES.filters["sizes"] = _sizes
+    return {"use": use, "chunk": NARROW.C, "card": _read(PEERS)["card"]}
 
 
 def _read(name: str) -> dict:

@@ -5,17 +5,29 @@ which a decay per channel spares the second.
 """
 
 import re
+from functools import partial
 
 import torch
 from templates import render
 
 from fwlab.ops import TABLE
 
+float64 = partial(torch.tensor, dtype=torch.float64)
 MARK = re.compile(r"<!-- memory: (\w+) -->")
-#: The keys have length 1; Rome, Lima and Oslo have a row of W each.
-KEYS = torch.tensor([[1, 0, 0], [0, 0.8, 0.6], [1, 0, 0]]).double()
-GATES = {"beta": 0.8, "ask": 0.5, "erase": 1, "write": 0.8}
-DECAY, PER_CHANNEL = 0.7, [0.7, 0.7, 1]
+#: What rules take at all tokens, or at each: Rome, Lima and Oslo have a row of W each.
+KEYS = float64([[1, 0, 0], [0, 0.8, 0.6], [1, 0, 0]])
+GATES = {"q": KEYS, "k": KEYS, "v": torch.eye(3), "a": -KEYS, "b": 0.8 * KEYS}
+GATES |= {"beta": 0.8, "ask": 0.5, "erase": 1, "write": 0.8}
+DECAY, PER_CHANNEL = float64(0.7).log(), float64([0.7, 0.7, 1]).log()
+SIZES = {
+    "batch": 1,
+    "time": 3,
+    "heads": 1,
+    "queries": 1,
+    "steps": 2,
+    "key": 3,
+    "value": 3,
+}
 
 
 def on_page_content(html, page, config, files):
@@ -25,19 +37,15 @@ def on_page_content(html, page, config, files):
 
 def memory(name: str) -> list[list[float]]:
     """The fast weights of a rule: a row for each place, a column for each channel."""
-    sizes = {"batch": 1, "time": 3, "heads": 1, "steps": 2, "key": 3, "value": 3}
-    rule, given = TABLE[name].rule, {"q": KEYS[None, :, None]}
-    vectors = {"k": KEYS, "v": torch.eye(3), "a": -KEYS, "b": GATES["beta"] * KEYS}
+    rule = TABLE[name].rule
+    given = {"normalize": False} if rule.normalized_loop else {}
     for tensor, dims in rule.tensors.names.items():
-        shape = [sizes[dim] for dim in dims if dim in sizes]
-        if tensor in vectors:
-            rows = vectors[tensor].view(1, 3, *[1] * (len(shape) - 3), 3)
-            given[tensor] = rows.expand(shape).double()
-        elif tensor in GATES:
-            given[tensor] = torch.full(shape, GATES[tensor]).double()
-        elif tensor == "log_decay" and "[key]" not in dims and name != "gated_rule":
-            decay = torch.tensor(PER_CHANNEL if "key" in dims else DECAY).double()
-            given[tensor] = decay.log().expand(shape)
-    plain = {"normalize": False} if rule.normalized_loop else {}
-    _, W = TABLE[name](**given, **plain, return_state=True, implementation="naive")
+        if tensor == "log_decay" and name in ("sum_rule", "gated_rule"):
+            continue  # without one, as on the page
+        gates = GATES | {"log_decay": PER_CHANNEL if "key" in dims else DECAY}
+        x = torch.as_tensor(gates[tensor], dtype=torch.float64)
+        if x.dim() == 2:  # a row for each token
+            x = x.view(1, 3, *[1] * (len(dims) - 3), 3)
+        given[tensor] = x.expand([SIZES[dim] for dim in dims])
+    _, W = TABLE[name](**given, return_state=True, implementation="naive")
     return W[0, 0].tolist()
