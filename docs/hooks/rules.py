@@ -19,15 +19,7 @@ KEYS = float64([[1, 0, 0], [0, 0.8, 0.6], [1, 0, 0]])
 GATES = {"q": KEYS, "k": KEYS, "v": torch.eye(3), "a": -KEYS, "b": 0.8 * KEYS}
 GATES |= {"beta": 0.8, "ask": 0.5, "erase": 1, "write": 0.8}
 DECAY, PER_CHANNEL = float64(0.7).log(), float64([0.7, 0.7, 1]).log()
-SIZES = {
-    "batch": 1,
-    "time": 3,
-    "heads": 1,
-    "queries": 1,
-    "steps": 2,
-    "key": 3,
-    "value": 3,
-}
+SIZES = {"time": 3, "steps": 2, "key": 3, "value": 3}
 
 
 def on_page_content(html, page, config, files):
@@ -46,6 +38,6 @@ def memory(name: str) -> list[list[float]]:
         x = torch.as_tensor(gates[tensor], dtype=torch.float64)
         if x.dim() == 2:  # a row for each token
             x = x.view(1, 3, *[1] * (len(dims) - 3), 3)
-        given[tensor] = x.expand([SIZES[dim] for dim in dims])
+        given[tensor] = x.expand([SIZES.get(dim, 1) for dim in dims])
     _, W = TABLE[name](**given, return_state=True, implementation="naive")
     return W[0, 0].tolist()
