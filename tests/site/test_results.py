@@ -442,6 +442,17 @@ def test_pages_of_kernels_say_what_was_measured():
         assert measured, path
 
 
+def test_bars_of_kernels_are_the_longest_of_each_operation():
+    drawn = kernels._peers()
+    for op, (_, times) in drawn["rows"].items():
+        same = [row for row in drawn["run"]["rows"] if row["op"] == op]
+        longest = max(row["shape"]["T"] for row in same)
+        rows = [row for row in same if row["shape"]["T"] == longest]
+        assert times == {row["side"]: row["ms"] for row in rows}
+    faster = f"faster than fla in {sum(x > 1 for x in drawn['ratios']['fla'])} of 15;"
+    assert faster in drawn["run"]["verdict"] and len(drawn["ratios"]["fla"]) == 15
+
+
 def test_pages_say_what_the_chosen_forms_save():
     delta, results = (
         (ROOT / "docs" / name).read_text("utf-8")
