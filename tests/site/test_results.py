@@ -433,12 +433,24 @@ def test_pages_of_kernels_say_what_was_measured():
         paragraphs = page.split("\n\n")
         index = path.stem == "index"
         top = "Counted, then measured" if index else "Counted, not measured"
-        assert paragraphs[1].startswith(f"**{top}.**")
+        # On the first one, after a sentence and a picture of each.
+        assert paragraphs[5 if index else 1].startswith(f"**{top}.**")
         for paragraph in paragraphs:
             told = re.search(r"\b(TB|GB|TFLOP)/s|\d ms\b|\d µs\b", paragraph)
             assert not told or re.search("H[12]00", paragraph), paragraph
         measured = "results.md#on-a-gpu" in page or "no kernel on this page" in page
         assert measured, path
+
+
+def test_bars_of_kernels_are_the_longest_of_each_operation():
+    drawn = kernels._peers()
+    for op, (_, times) in drawn["rows"].items():
+        same = [row for row in drawn["run"]["rows"] if row["op"] == op]
+        longest = max(row["shape"]["T"] for row in same)
+        rows = [row for row in same if row["shape"]["T"] == longest]
+        assert times == {row["side"]: row["ms"] for row in rows}
+    faster = f"faster than fla in {sum(x > 1 for x in drawn['ratios']['fla'])} of 15;"
+    assert faster in drawn["run"]["verdict"] and len(drawn["ratios"]["fla"]) == 15
 
 
 def test_pages_say_what_the_chosen_forms_save():
