@@ -69,7 +69,7 @@ def test_pages_show_their_results(built):
 
 
 #: Experiments that read a corpus.
-TEXTS = ("aft", "ablation", "language-model", "length", "replacing", "state-size")
+TEXTS = ("erasing", "aft", "ablation", "language-model", "length", "replacing", "state-size")
 
 
 def test_the_index_has_every_claim(built, site):
