@@ -1,4 +1,4 @@
-"""Draws the plots of results.md, and prepares drawings for pages.
+"""Draws the plots of the results, and prepares drawings for pages.
 
 The same numbers give the same bytes: nothing in a drawing depends on the
 date or on chance. Every plot is a function of what docs/results/*.json
@@ -7,8 +7,10 @@ holds.
 
 import io
 import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape, unescape
+from statistics import mean, median
 
 import crossings
 import matplotlib as mpl
@@ -29,6 +31,7 @@ from fwlab.plots import (
     TRAINED,
     marks,
     panels,
+    rows,
     short_svg,
     style,
 )
@@ -51,7 +54,10 @@ FAMILIES = {
         ["aft-simple", "aft-full", "aft-local", "aft-conv"],
     ),
     "feedback": (SERIES[1], "D", ":", ["feedback", "feedback-shared"]),
+    "no memory": (TRAINED, "P", "", ["no memory"]),
 }
+#: Colour and marker of the entries of a legend.
+LOOKS = ((TRAINED, "s"), (FAST, "o"), (OTHER, "D"))
 #: Colour, marker, line and name of what an operation is compared with.
 COMPARED = {
     "dense": (SERIES[2], "v", "-.", "dense form"),
@@ -144,54 +150,86 @@ def _formula(tex: str, font: float) -> str:
     return made
 
 
+def chart(
+    name: str,
+    title: str,
+    series: Mapping[str, Mapping[str, Sequence[float]]],
+    unit: str,
+    *,
+    middle: Callable[[Sequence[float]], float] = median,
+    spec: str = ".2f",
+    line: tuple[float, str] | None = None,
+    bars: bool = False,
+    looks: Sequence[tuple[str, str]] = LOOKS,
+) -> str:
+    """Draw a row for each name: all seeds as marks with their middle at its end, or bars.
+
+    - `name`, `title`: of the drawing, and what it says to those who do not see it.
+    - `series`: for each entry of the legend, numbers by name; the entry with the
+      most names gives their order.
+    - `line`: where a dashed line stands, and what it is.
+    """
+    order = list(max(series.values(), key=len))
+    order += [n for each in series.values() for n in each if n not in order]
+    said: dict[str, list[str]] = {n: [] for n in order}
+    with styled():
+        figure, (ax,) = panels((0.2 * len(series) if bars else 0.25) * len(order) + 1)
+        for place, (entry, each) in enumerate(series.items()):
+            middles = {n: f"{middle(x):{spec}}" for n, x in each.items() if x}
+            for n, text in middles.items():
+                said[n].append(text)
+            color, marker = looks[place]
+            if bars:
+                away = 0.3 * (place - (len(series) - 1) / 2)
+                at = [order.index(n) + away for n in each]
+                bar = ax.barh(at, [*map(middle, each.values())], 0.24, color=color)
+                ends = [f"{x} {entry}".rstrip() for x in middles.values()]
+                ax.bar_label(bar, ends, padding=3)
+            else:
+                rows(ax, {n: each.get(n, []) for n in order}, color, marker, entry)
+        if bars:
+            ax.margins(x=0.22)
+            ax.set_xlim(left=0)
+            ax.grid(axis="y", visible=False)
+        elif len(series) > 1:
+            ax.legend(
+                loc="lower left", bbox_to_anchor=(0, 1.02), ncols=3, borderaxespad=0
+            )
+        for place, texts in enumerate(said.values()):
+            if not bars:
+                at = {"transform": ax.get_yaxis_transform(), "va": "center"}
+                ax.text(1.01, place, " / ".join(texts), **at)
+        if line:
+            ax.axvline(line[0], color=INK, linestyle=(0, (4, 2)), linewidth=1.4)
+        ax.set_yticks(range(len(order)), order)
+        ax.set_ylim(len(order) - 0.4, -0.6)
+        ax.set_xlabel(unit + (f"; dashed: {line[1]}" if line else ""))
+        entries = " / ".join(series)
+        every = "; ".join(f"{n} {' / '.join(texts)}" for n, texts in said.items())
+        return drawn(figure, name, f"{title} ({unit}; {entries}): {every}.")
+
+
 def losses(runs: list[dict], published: dict[str, float]) -> str:
-    """Final loss of each mixer, best first, every seed a mark."""
+    """Final loss of each mixer, best first, in the colours of their families."""
     final: dict[str, list[float]] = {}
     for run in runs:
         final.setdefault(run["config"]["mixer"], []).append(run["validation_loss"])
-    mean = {mixer: sum(all_) / len(all_) for mixer, all_ in final.items()}
-    order = sorted(mean, key=lambda mixer: (mean[mixer], mixer))
-    with styled():
-        figure, (ax,) = panels(0.25 * len(order) + 1)
-        for place, mixer in enumerate(order):
-            color, marker, *_ = _look(mixer)
-            seeds = final[mixer]
-            face, at = color if len(seeds) == 1 else "none", [place] * len(seeds)
-            look = {"color": color, "markerfacecolor": face, "markeredgewidth": None}
-            marks(ax, seeds, at, marker, markersize=7, **look)
-            ax.text(
-                1.01,
-                place,
-                f"{mean[mixer]:.3f}",
-                transform=ax.get_yaxis_transform(),
-                va="center",
-            )
-        for mixer, loss in published.items():
-            ax.axvline(loss, color=INK, linestyle=(0, (4, 2)), linewidth=1.4)
-            ax.text(
-                loss,
-                1.01,
-                f"published, {mixer}: {loss}",
-                transform=ax.get_xaxis_transform(),
-                ha="center",
-                va="bottom",
-            )
-        ax.set_yticks(range(len(order)), order)
-        ax.set_ylim(len(order) - 0.4, -0.6)
-        ax.set_xlabel("validation loss, nats per character")
-        every = ", ".join(
-            f"{mixer} {mean[mixer]:.3f}"
-            + (f" (mean of {len(final[mixer])} seeds)" if len(final[mixer]) > 1 else "")
-            for mixer in order
-        )
-        theirs = "".join(
-            f"; published for {mixer}: {loss}" for mixer, loss in published.items()
-        )
-        return drawn(
-            figure,
-            "losses",
-            f"Validation loss of each mixer, best first: {every}{theirs}.",
-        )
+    order = sorted(final, key=lambda mixer: (mean(final[mixer]), mixer))
+    families = {
+        family: {m: final[m] if m in members else [] for m in order}
+        for family, (*_, members) in FAMILIES.items()
+    }
+    ((mixer, loss),) = published.items()
+    return chart(
+        "losses",
+        "Validation loss of each mixer, best first",
+        families,
+        "nats per character",
+        middle=mean,
+        spec=".3f",
+        line=(loss, f"published, {mixer}: {loss}"),
+        looks=[look[:2] for look in FAMILIES.values()],
+    )
 
 
 def curves(runs: list[dict]) -> str:
@@ -203,13 +241,10 @@ def curves(runs: list[dict]) -> str:
         figure, (ax,) = panels(4.4)
         ends = []
         for mixer, run in first.items():
-            color, marker, line, _ = _look(mixer)
-            steps = [step for step, *_ in run["curve"]]
-            loss = [loss for *_, loss in run["curve"]]
-            ax.plot(
-                steps, loss, color=color, linestyle=line, marker=marker, markersize=3.5
-            )
-            ends.append((steps[-1], loss[-1], mixer, color))
+            look = _look(mixer)
+            line = {step: loss for step, *_, loss in run["curve"]}
+            _line(ax, line, look, 3.5)
+            ends.append((*[*line.items()][-1], mixer, look[0]))
         ax.set(xlabel="steps", ylabel="validation loss")
         ax.xaxis.set_major_formatter(FuncFormatter(lambda step, _: f"{step:,.0f}"))
         _label_ends(ax, ends)
@@ -303,15 +338,8 @@ def decoding(run: dict) -> str:
         ends = []
         for layer, times in layers.items():
             name = "fast weights" if layer.startswith("fast") else layer.split()[0]
-            color, marker, line, _ = FAMILIES[name]
-            ax.plot(
-                list(times),
-                list(times.values()),
-                color=color,
-                linestyle=line,
-                marker=marker,
-                markersize=5,
-            )
+            color, *_ = look = FAMILIES[name]
+            _line(ax, times, look, 5)
             at, time = list(times.items())[-1]
             label = layer.removeprefix("fast weights, ").replace("_", "-")
             if at == last:
@@ -357,17 +385,9 @@ def generation(run: dict) -> str:
         ends, every = [], []
         for name, line in times.items():
             look = COMPARED["dense"] if name == crossings.NANOGPT else _look(name)
-            color, marker, dashes, _ = look
             speeds = [1e6 / us for us in line.values()]
-            ax.plot(
-                list(line),
-                speeds,
-                color=color,
-                linestyle=dashes,
-                marker=marker,
-                markersize=5,
-            )
-            ends.append((contexts[-1], speeds[-1], name, color))
+            _line(ax, dict(zip(line, speeds, strict=True)), look, 5)
+            ends.append((contexts[-1], speeds[-1], name, look[0]))
             words = f"{name} from {speeds[0]:,.0f} to {speeds[-1]:,.0f}"
             if name in faster:
                 at = crossings.in_words(
@@ -488,16 +508,8 @@ def _panels(times: dict[str, dict]) -> tuple[Figure, dict]:
             (COMPARED["dense"], times[op].get(crossings.DENSE, {})),
             (ours, times[op][crossings.FWLAB]),
         )
-        for (color, marker, dashes, label), line in lines:
-            ax.plot(
-                list(line),
-                list(line.values()),
-                color=color,
-                marker=marker,
-                linestyle=dashes,
-                markersize=4,
-                label=label,
-            )
+        for look, line in lines:
+            _line(ax, line, look, 4, look[3])
     handles, labels = grid[0].get_legend_handles_labels()
     figure.legend(
         handles[::-1], labels[::-1], loc="outside upper center", ncols=len(handles)
@@ -531,6 +543,12 @@ def styled():
         style()
         mpl.rcParams["font.size"] = LETTERS
         yield
+
+
+def _line(ax, line: dict, look, size: float, label: str = "") -> None:
+    color, marker, dashes, _ = look
+    kind = {"color": color, "marker": marker, "linestyle": dashes}
+    ax.plot([*line], [*line.values()], markersize=size, label=label, **kind)
 
 
 def _look(mixer: str):
