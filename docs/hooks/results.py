@@ -19,7 +19,7 @@ from templates import TEMPLATES, render
 
 from fwlab.files import read_json
 from fwlab.models import MIXERS
-from fwlab.plots import FAST, INK, OTHER
+from fwlab.plots import FAST, OTHER, TRAINED
 
 sys.path.insert(0, str(ROOT / "docs" / "reproduce"))
 from frame import Points, results
@@ -27,9 +27,7 @@ from frame import Points, results
 RESULTS = ROOT / "docs" / "results"
 PAGES = ("results.md", "results/speed.md", "results/tables.md")
 TRAINING, HYBRIDS = "nanogpt-cpu", "hybrid-cpu"
-BENCH, PEERS = "bench-cpu", "peers-cpu"
-#: Calls on a GPU, and how long their kernels are busy.
-GPU, KERNELS = "gpu-nvidia-h200", "model-nvidia-h200"
+BENCH, PEERS, GPU = "bench-cpu", "peers-cpu", "gpu-nvidia-h200"
 #: The results that have the control without a memory, and its name in tables and plots.
 CONTROLS, NO_MEMORY = "language-model", "convolution alone, no memory"
 LENGTHS, BUSY, STEPS = "lengths-cpu", "busy-cpu", "steps-cpu"
@@ -294,29 +292,27 @@ def _bars() -> str:
     series: dict[str, dict[str, list[float]]] = {name: {} for name in SIDES.values()}
     for row in _read(GPU)["rows"]:
         if row["shape"]["T"] in (2048, 4096) and not row["op"].startswith("dpfp"):
-            name = row["op"].replace("_", " ").removesuffix(" rule")
-            series[SIDES[row["side"]]][name] = [row["ms"]]
+            series[SIDES[row["side"]]][_operation(row)] = [row["ms"]]
     title = "Forward and backward pass on an H200"
-    looks = [(FAST, ""), (OTHER, ""), (INK, "")]
+    looks = [(FAST, ""), (OTHER, ""), (TRAINED, "")]
     return plots.chart("gpu", title, series, "ms", looks=looks, bars=True)
 
 
 def _fla() -> str:
-    """The time of flash-linear-attention in multiples of ours, by size."""
+    """The time of flash-linear-attention in multiples of ours, by length."""
     series: dict[str, dict[str, list[float]]] = {}
-    for rows in _gpu(_read(GPU))["cases"]:
-        for row in rows:
-            if row["side"] == "fla":
-                size = f"T {row['shape']['T']:,}, width {row['shape']['width']}"
-                name = row["op"].replace("_", " ").removesuffix(" rule")
-                series.setdefault(size, {})[name] = [row["times_triton"]]
-    title, line = (
-        "flash-linear-attention on an H200, in multiples of our time",
-        (1, "ours"),
-    )
-    return plots.chart(
-        "fla", title, series, "times as long as ours", spec=".1f", line=line
-    )
+    for row in (row for rows in _gpu(_read(GPU))["cases"] for row in rows):
+        if row["side"] == "fla":
+            length = series.setdefault(f"T {row['shape']['T']:,}", {})
+            length[_operation(row)] = [row["times_triton"]]
+    title = "The time of flash-linear-attention on an H200"
+    unit, line = "times as long as ours", (1, "ours")
+    return plots.chart("fla", title, series, unit, spec=".1f", line=line)
+
+
+def _operation(row: dict) -> str:
+    name = row["op"].replace("aft_", "AFT-")
+    return name.removesuffix("_rule").replace("_", " ")
 
 
 def _shares() -> str:
@@ -324,13 +320,30 @@ def _shares() -> str:
     table = _steps(_read(STEPS))
     names = ("sum", "gated", "delta", "gated-delta", "kimi-delta", "transformer-xl")
     series = {
-        title.replace("T", "windows of"): {n: [table["rows"][n][at]] for n in names}
-        for at, title in enumerate(table["titles"])
+        length: {name: [table["rows"][name][at]] for name in names}
+        for at, length in enumerate(table["titles"])
     }
-    title, line = "A training step, in steps of softmax attention", (1, "softmax")
-    return plots.chart(
-        "steps", title, series, "steps of softmax", spec=".1f", line=line
-    )
+    title, unit = "A training step of each mixer", "steps of softmax attention"
+    return plots.chart("steps", title, series, unit, spec=".1f", line=(1, "one"))
+
+
+def _naive() -> str:
+    """Time and memory of the naive form of each operation, at the longest sequences."""
+    rows = {}
+    for case in sorted(
+        _operations(_read(BENCH))["cases"], key=lambda c: c[0]["shape"]["T"]
+    ):
+        others = [row for row in case if row["side"] != "efficient"]
+        naive = [row for row in others if row["side"].startswith("naive")]
+        rows[case[0]["case"]] = (naive or others)[-1]
+    rows = sorted(rows.values(), key=lambda row: -row["times_slower"])
+    series = {
+        entry: {f"{r['case']}, T {r['shape']['T']:,}": [r[column]] for r in rows}
+        for entry, column in (("time", "times_slower"), ("memory", "times_memory"))
+    }
+    title, unit = "What the naive form needs", "naive / efficient"
+    look = {"spec": ".1f", "line": (1, "equal"), "log": (0.5, 1, 2, 5, 10, 20, 50)}
+    return plots.chart("operations", title, series, unit, **look)
 
 
 def _others() -> str:
@@ -344,6 +357,32 @@ def _others() -> str:
             rows[f"{row['work']}{size}{wide}"] = [row["ratio"]]
     title, line = "The time of others, in multiples of fwlab's", (1, "fwlab")
     return plots.chart("peers", title, {"": rows}, "times as long as fwlab", line=line)
+
+
+def _batches() -> str:
+    """Milliseconds per sequence, alone and in the largest batch."""
+    times = crossings.times_by_form(_read(LENGTHS)["batches"], "batch")
+    series = {
+        entry: {op: [forms[crossings.FWLAB][n] / n] for op, forms in times.items()}
+        for entry, n in (("batch 1", 1), ("batch 32", 32))
+    }
+    title, unit, log = "Time of a sequence", "ms per sequence, T 512", (1, 2, 5, 10, 20)
+    return plots.chart("batches", title, series, unit, spec=".1f", log=log)
+
+
+def _steady() -> str:
+    """Microseconds of a step of each layer, by the tokens before it."""
+    table = _decoding(_read(BENCH))
+    series = {
+        f"{at:,} tokens": {
+            row["layer"].removeprefix("fast weights, "): [row["microseconds"][at]]
+            for row in table["rows"]
+            if at in row["microseconds"]
+        }
+        for at in table["positions"]
+    }
+    title, log = "Time of a step after a number of tokens", (200, 500, 1000, 5000)
+    return plots.chart("decoding", title, series, "µs", spec=",.0f", log=log)
 
 
 #: The plots of the pages.
@@ -370,10 +409,10 @@ PLOTS = {
     "steps": _shares,
     "peers": _others,
     "curves": lambda: plots.curves(_runs()),
-    "operations": lambda: plots.operations(_read(BENCH)),
+    "operations": _naive,
     "lengths": lambda: plots.lengths(_read(LENGTHS)),
-    "batches": lambda: plots.batches(_read(LENGTHS)),
-    "decoding": lambda: plots.decoding(_read(BENCH)),
+    "batches": _batches,
+    "decoding": _steady,
     "generation": lambda: plots.generation(_read(GENERATION)),
     "look": lambda: plots.kept(LOOK.read_text("utf-8"), "look", LOOKS),
 }
@@ -394,27 +433,6 @@ def _step(mixer: str, length: int) -> str:
     return f"{n:.1f}"
 
 
-def _slower(mixer: str) -> str:
-    """The same for windows of 64, as `fwlab bench` waits."""
-    rates = {row["mixer"]: row["tokens_per_second"] for row in _read(BENCH)["mixers"]}
-    return f"{rates['softmax'] / rates[mixer]:.1f}"
-
-
-def _ms(op: str, length: int) -> str:
-    """Milliseconds of a call of our kernels."""
-    rows = _read(GPU)["rows"]
-    return next(
-        f"{row['ms']:.1f}"
-        for row in rows
-        if (row["op"], row["shape"]["T"], row["side"]) == (op, length, "triton")
-    )
-
-
-def _busy(case: str) -> str:
-    """Milliseconds for which the kernels of a call are busy."""
-    return f"{sum(_read(KERNELS)['triton'][case]['kernels'].values()) / 1000:.2f}"
-
-
 def _threads(load: str, slow: str, fast: str) -> str:
     """How many times as long a step takes with one setting of threads as with another."""
     cases = groupby(_read(BUSY)["busy"], lambda row: (row["mixer"], row["tokens"]))
@@ -423,10 +441,7 @@ def _threads(load: str, slow: str, fast: str) -> str:
     return f"{min(ratios):.1f} to {max(ratios):.1f}"
 
 
-NUMBERS = {
-    **{"of": _of, "step": _step, "slower": _slower},
-    **{"ms": _ms, "busy": _busy, "threads": _threads},
-}
+NUMBERS = {"of": _of, "step": _step, "threads": _threads}
 
 
 # --- Files -------------------------------------------------------------------
