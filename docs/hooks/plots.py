@@ -205,7 +205,7 @@ def chart(
             ax.axvline(line[0], color=INK, linestyle=(0, (4, 2)), linewidth=1.4)
         ax.set_yticks(range(len(order)), order)
         ax.set_ylim(len(order) - 0.4, -0.6)
-        ax.set_xlabel(unit + (f"; dashed: {line[1]}" if line else ""))
+        ax.set_xlabel(unit + (f"; dashed: {line[1]}" if line else ""), loc="right")
         entries = f"; {' / '.join(series)}" * (len(series) > 1)
         every = "; ".join(f"{n} {' / '.join(texts)}" for n, texts in said.items())
         return drawn(figure, name, f"{title} ({unit}{entries}): {every}.")
@@ -229,7 +229,7 @@ def losses(runs: list[dict], published: dict[str, float]) -> str:
         "nats per character",
         middle=mean,
         spec=".3f",
-        line=(loss, f"published, {mixer}: {loss}"),
+        line=(loss, f"published, {mixer}"),
         looks=[look[:2] for look in FAMILIES.values()],
     )
 

@@ -123,11 +123,12 @@ def _training(run: dict) -> dict:
 
 
 def _operations(run: dict) -> dict:
-    cases = [list(rows) for _, rows in groupby(run["rows"], _case)]
+    by_case = groupby(run["rows"], lambda row: (row["case"], row["shape"]))
+    cases = [list(rows) for _, rows in by_case]
     for rows in cases:
         (ours,) = (row["peak_mib"] for row in rows if row["side"] == "efficient")
         for row in rows:
-            row["times_memory"] = _ratio(row["peak_mib"], ours)
+            row["times_memory"] = row["peak_mib"] / ours
     return {"cases": cases}
 
 
@@ -198,7 +199,7 @@ def _gpu(run: dict) -> dict:
     for rows in cases:
         (ours,) = (row["ms"] for row in rows if row["side"] == "triton")
         for row in rows:
-            row["times_triton"] = _ratio(row["ms"], ours)
+            row["times_triton"] = row["ms"] / ours
     return {"cases": cases}
 
 
@@ -258,14 +259,10 @@ def _longer() -> str:
         mixer: [p["loss_1024"] - p["loss_64"] for p in own]
         for mixer, own in _points("length").by("mixer").items()
     }
-    rows = {
-        name: change[name] for name in sorted(change, key=lambda n: median(change[n]))
-    }
+    rows = dict(sorted(change.items(), key=lambda row: median(row[1])))
     title = "Change of the loss from windows of 64 to windows of 1,024 characters"
-    line = 0, "as in training"
-    return plots.chart(
-        "longer", title, {"": rows}, "change of loss", spec="+.2f", line=line
-    )
+    look = {"spec": "+.2f", "line": (0, "as in training")}
+    return plots.chart("longer", title, {"": rows}, "change of loss", **look)
 
 
 def _carried() -> str:
@@ -374,14 +371,14 @@ def _steady() -> str:
     """Microseconds of a step of each layer, by the tokens before it."""
     table = _decoding(_read(BENCH))
     series = {
-        f"{at:,} tokens": {
+        f"after {at:,}": {
             row["layer"].removeprefix("fast weights, "): [row["microseconds"][at]]
             for row in table["rows"]
             if at in row["microseconds"]
         }
         for at in table["positions"]
     }
-    title, log = "Time of a step after a number of tokens", (200, 500, 1000, 5000)
+    title, log = "Time of a step after some tokens", (200, 500, 1000, 5000)
     return plots.chart("decoding", title, series, "µs", spec=",.0f", log=log)
 
 
@@ -478,14 +475,6 @@ def _mixer(run: dict) -> str:
 
 def _read(name: str) -> dict:
     return read_json(RESULTS / f"{name}.json")
-
-
-def _case(row: dict) -> tuple[str, dict]:
-    return row["case"], row["shape"]
-
-
-def _ratio(value: float | None, unit: float | None) -> float | None:
-    return value / unit if value and unit else None
 
 
 def _duration(seconds: float) -> str:

@@ -199,7 +199,7 @@ def test_charts_agree_with_the_results(labels):
     assert [*chart["longer"]][-2:] == ["delta, unit keys", "softmax-rotary"]
     assert sum(median(x) < 0 for x in change.values()) == 8
     assert chart["carried"]["delta, ELU + 1"][0] > chart["carried"]["sum"][0] + 1
-    time, memory = chart["operations"]["delta_rule, T 4,096"]
+    time, memory = chart["operations"]["delta_rule, T 4096"]
     assert (round(time), round(memory)) == (20, 10)
 
 
