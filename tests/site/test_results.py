@@ -131,13 +131,8 @@ def final() -> dict[str, list[float]]:
 
 def said(label: str) -> dict[str, list[float]]:
     """The numbers of each row of a chart."""
-    rows = (
-        label.replace("−", "-")
-        .replace(",", "")
-        .partition("): ")[2]
-        .removesuffix(".")
-        .split("; ")
-    )
+    label = re.sub(r"(?<=\d),(?=\d{3})", "", label.replace("−", "-"))
+    rows = label.partition("): ")[2].removesuffix(".").split("; ")
     found = (re.match(r"(.*?) ([+-]?\d[\d.]*(?: / [\d.]+)*)$", row) for row in rows)
     return {row[1]: [float(x) for x in row[2].split(" / ")] for row in found}
 
