@@ -21,7 +21,7 @@ ifdef PROCESSOR
 export FWLAB_PROCESSOR = $(PROCESSOR)
 endif
 
-.PHONY: site serve test test-all $(GROUPS) mutants notebooks address figures screenshots bench lint clean
+.PHONY: site serve test test-all $(GROUPS) mutants notebooks address figures screenshots bench reproduce lint clean
 
 site: $(READY)
 	$(BIN)/python docs/tools/npm.py
@@ -81,6 +81,11 @@ bench: $(READY)
 	$(BIN)/fwlab bench
 	$(BIN)/python docs/tools/peers.py
 	$(PYTEST) -m speed tests/site
+
+# make reproduce NAME=capacity [ARGS=--quick]
+reproduce: $(READY)
+	$(if $(NAME),,$(error say make reproduce NAME=capacity, or another script of docs/reproduce))
+	$(BIN)/python docs/reproduce/$(NAME).py $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,5 +1,5 @@
-"""The command line: `fwlab train`, `plot`, `generate`, `look`, `info`, `bench`,
-`exercises` and `reproduce`.
+"""The command line: `fwlab train`, `plot`, `generate`, `look`, `info`, `bench` and
+`exercises`.
 """
 
 import os
@@ -7,16 +7,14 @@ import re
 import shlex
 import sys
 import warnings
-from contextlib import closing
 from dataclasses import fields
 from io import TextIOWrapper
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 import tyro
-from tqdm import tqdm
 from typing_extensions import Doc
 from tyro.conf import Positional, arg
 
@@ -28,9 +26,6 @@ from fwlab.models import checkpoints
 from fwlab.training.checkpoint import new_model
 from fwlab.training.presets import PRESETS, vocabulary_size
 from fwlab.training.run_folder import run_in, say
-
-if TYPE_CHECKING:
-    from fwlab.experiments import Experiment
 
 app = tyro.extras.SubcommandApp()
 #: The text is what `fwlab train --help` shows.
@@ -367,108 +362,6 @@ def exercises(
             print(out)
 
 
-@app.command
-def reproduce(
-    name: Positional[str | None] = None,
-    /,
-    quick: bool = False,
-    out: Path | None = None,
-    jobs: int | None = None,
-    list_points: bool = False,
-    point: int | None = None,
-    collect: bool = False,
-) -> None:
-    """Reproduce a published figure or table; without a name, list all.
-
-    A run that was stopped continues where it was.
-
-    Args:
-        name: Of the experiment.
-        quick: A version of a few minutes that keeps the point of the
-            original.
-        out: Folder for NAME.json, NAME.svg and the finished points;
-            default: docs/results, with --quick the folder quick in it.
-        jobs: Number of processes; default: one per core.
-        list_points: List all points with their numbers, and run none.
-        point: Run only the point of this number, as one task of a
-            cluster.
-        collect: Run nothing; write the results of the finished points.
-    """
-    from fwlab.experiments import EXPERIMENTS, Runs
-
-    folder = Path("docs", "results")
-    if name is None:
-        if any((quick, out, jobs, list_points, point is not None, collect)):
-            raise ValueError("these options need the name of an experiment, got none")
-        for experiment in EXPERIMENTS.values():
-            print(f"{experiment.name}: {experiment.title}")
-            print(f"  source  {experiment.source}\n  cost    {experiment.cost}")
-            for version, at in (("full", folder), ("quick", folder / "quick")):
-                print(f"  {version:<7} {_state(experiment, at)}")
-        return
-    if name not in EXPERIMENTS:
-        raise ValueError(
-            f"expected an experiment ({', '.join(EXPERIMENTS)}), got {name!r}"
-        )
-    if jobs is not None and jobs < 1:
-        raise ValueError(f"expected jobs to be at least 1, got {jobs}")
-    if list_points + collect + (point is not None) > 1:
-        raise ValueError("expected one of --list-points, --point and --collect")
-    experiment = EXPERIMENTS[name]
-    out = out or (folder / "quick" if quick else folder)
-    runs = Runs(experiment, quick, out)
-    if list_points:
-        for index, each in enumerate(runs.points):
-            state = "-" if runs.read(index) is None else "finished"
-            print(f"{index:4}  {state:<8}  {_values(each)}")
-        return
-    for ending in ("json", "svg"):
-        destination(out / f"{name}.{ending}")
-    if point is not None:
-        if runs.read(point) is None:
-            print(_values(runs.run(point)))
-        else:
-            print(f"nothing to do: point {point} is finished")
-        return
-    if not collect:
-        total = len(runs.points)
-        finished = sum(runs.read(i) is not None for i in range(total))
-        first = runs.points[0]
-        varied = [n for n in first if any(p[n] != first[n] for p in runs.points)]
-        with (
-            closing(runs.run_all(jobs or os.cpu_count() or 1)) as new,
-            tqdm(
-                total=total, initial=finished, unit="point", dynamic_ncols=True
-            ) as bar,
-        ):
-            for each in new:
-                bar.set_postfix_str(_values(each, *varied), refresh=False)
-                bar.update()
-    results = runs.collect()
-    for claim in experiment.claims(results["points"]):
-        known = f"published {claim.published}" if claim.published else "ours"
-        print(f"{claim.text}\n  {known} | {claim.found} | {claim.verdict}")
-    print(f"{name}: {_state(experiment, out)}\n{out / name}.json")
-
-
-def _values(point: dict, *names: str) -> str:
-    return ", ".join(f"{name} {point[name]}" for name in names or point)
-
-
-def _state(experiment: "Experiment", folder: Path) -> str:
-    """Sum up the results in a folder, and count their points."""
-    from fwlab.experiments import results, verdict
-
-    try:
-        collected = results(experiment, folder)
-    except (OSError, ValueError) as error:
-        return str(error)
-    if collected is None:
-        return "not yet run"
-    points = collected["points"]
-    return f"{verdict(experiment.claims(points))} ({len(points)} of {collected['grid']} points)"
-
-
 def _command() -> str:
     return shlex.join(["fwlab", *sys.argv[1:]])
 
@@ -487,7 +380,7 @@ def main() -> None:
                 description="Sequence layers beyond softmax attention.",
                 args=_with_preset(sys.argv[1:]),
             )
-    except BrokenPipeError:  # as with `fwlab reproduce | head -1`
+    except BrokenPipeError:  # as with `fwlab exercises list | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)  # as a program that the signal SIGPIPE has ended
     except (ValueError, FloatingPointError, OSError) as error:

@@ -39,7 +39,9 @@ def commit() -> str:
     if not (root / ".git").exists():
         return "none"
     try:
-        changed = bool(_git(root, "status", "--porcelain", "--", "fwlab"))
+        changed = bool(
+            _git(root, "status", "--porcelain", "--", "fwlab", "docs/reproduce/*.py")
+        )
         return _git(root, "rev-parse", "--short=10", "HEAD") + "+changes" * changed
     except (OSError, subprocess.SubprocessError):
         return "none"

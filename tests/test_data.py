@@ -1,4 +1,4 @@
-"""Corpora: from a file, a server, and Python's standard library."""
+"""Corpora: from a file, a server, and Python's standard library; and number words."""
 
 import codecs
 import contextlib
@@ -13,7 +13,7 @@ import pytest
 import torch
 from alike import refuses
 
-from fwlab.data import CORPORA, Characters, CorpusError, corpus, splits
+from fwlab.data import CORPORA, Characters, CorpusError, corpus, number_words, splits
 
 module = importlib.import_module("fwlab.data.corpus")
 TEXT = b"To be, or not to be, that is the question.\n" * 40
@@ -259,3 +259,65 @@ def test_characters():
     assert characters.vocabulary == ["e", "h", "l", "o"]
     for same in (Characters(characters.vocabulary), Characters.of(["he", "llo"])):
         assert same.alphabet == characters.alphabet
+
+
+#: Numbers in English / German.
+WORDS = """
+0 zero/null, 1 one/eins, 2 two/zwei, 7 seven/sieben, 10 ten/zehn, 11 eleven/elf,
+12 twelve/zwölf, 13 thirteen/dreizehn, 15 fifteen/fünfzehn, 16 sixteen/sechzehn,
+17 seventeen/siebzehn, 18 eighteen/achtzehn, 19 nineteen/neunzehn, 20 twenty/zwanzig,
+21 twenty-one/einundzwanzig, 30 thirty/dreißig, 37 thirty-seven/siebenunddreißig,
+42 forty-two/zweiundvierzig, 55 fifty-five/fünfundfünfzig, 60 sixty/sechzig,
+66 sixty-six/sechsundsechzig, 70 seventy/siebzig, 77 seventy-seven/siebenundsiebzig,
+81 eighty-one/einundachtzig, 99 ninety-nine/neunundneunzig, 100 one hundred/einhundert,
+101 one hundred one/einhunderteins, 111 one hundred eleven/einhundertelf,
+316 three hundred sixteen/dreihundertsechzehn, 600 six hundred/sechshundert,
+421 four hundred twenty-one/vierhunderteinundzwanzig, 1000 one thousand/eintausend,
+1001 one thousand one/eintausendeins, 2030 two thousand thirty/zweitausenddreißig,
+1100 one thousand one hundred/eintausendeinhundert,
+21000 twenty-one thousand/einundzwanzigtausend,
+612017 six hundred twelve thousand seventeen/sechshundertzwölftausendsiebzehn
+"""
+
+
+def test_numbers_in_words():
+    for entry in WORDS.replace("\n", " ").split(","):
+        number, words = entry.strip().split(" ", 1)
+        found = (number_words(int(number)), number_words(int(number), "german"))
+        assert "/".join(found) == words
+
+
+def test_german_is_read_back():
+    names = ("zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun")
+    small = {"ein": 1} | {word: n for n, word in enumerate(names, 2)}
+    below = small | {"eins": 1, "zehn": 10, "elf": 11, "zwölf": 12}
+    below |= {
+        f"{word}zehn": n + 10 for word, n in small.items() if n in (3, 4, 5, 8, 9)
+    }
+    below |= {"sechzehn": 16, "siebzehn": 17}
+    ties = {"zwanzig": 20, "dreißig": 30, "sechzig": 60, "siebzig": 70}
+    ties |= {f"{word}zig": 10 * n for word, n in small.items() if n in (4, 5, 8, 9)}
+
+    def value(word: str) -> int:
+        for unit, size in (("tausend", 1000), ("hundert", 100)):
+            count, matched, rest = word.partition(unit)
+            if matched:
+                return value(count) * size + (value(rest) if rest else 0)
+        ones, und, tens = word.partition("und")
+        return small[ones] + ties[tens] if und else (below | ties)[word]
+
+    numbers = [*range(1, 2000), *range(10_000, 1_000_000, 997)]
+    assert [value(number_words(n, "german")) for n in numbers] == numbers
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ((-1,), "number to be from 0 to 999,999, got -1"),
+        ((1_000_000,), "from 0 to 999,999, got 1000000"),
+        ((1, "french"), "language to be 'english' or 'german', got 'french'"),
+    ],
+)
+def test_what_has_no_words(call, said):
+    with pytest.raises(ValueError, match=said):
+        number_words(*call)

@@ -1,10 +1,12 @@
 """The pages "Inside the package" and "One equation, ten rules" are true."""
 
 import re
+import sys
 from itertools import product
 from pathlib import Path
 
 import frames
+import pytest
 import test_house
 import torch
 
@@ -14,6 +16,10 @@ from fwlab.layers.fast_weight_attention import RULES as LAYERS
 from fwlab.ops._rules import Inputs
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
+sys.path.insert(0, str(DOCS / "hooks"))
+
+import rules  # noqa: E402
+
 CONTRIBUTE, RULES = (
     (DOCS / f"{name}.md").read_text("utf-8") for name in ("contribute", "rules")
 )
@@ -42,6 +48,34 @@ def test_every_room_is_drawn():
 
 #: The rules of the table, by the names of their functions.
 ROWS = re.findall(r"^\| \*\*.*?`(\w+)`", RULES, re.M)
+
+
+def test_every_rule_has_a_card():
+    """With its year, and W as its loop leaves it after the page's three tokens."""
+    card = r"^\[[^\n]+\]\(annotated/(\w+)\.md\) (\d+)\n.*?^<!-- memory: (\w+) -->$"
+    cards = re.findall(card, RULES, re.M | re.S)
+    assert [name for *_, name in cards] == ROWS
+    years = re.findall(r"^\| \*\*.*\[(\d\d)\d\d\.\d+\]", RULES, re.M)
+    assert [int(year) for _, year, _ in cards] == [2000 + int(year) for year in years]
+    left = {name: torch.tensor(rules.memory(name)).double() for name in ROWS}
+    beta, alpha, bob = 0.8, 0.7, torch.tensor([0.0, 0.8, 0.6]).double()
+    for name, rome, lima, oslo in (
+        ("sum_rule", 1, 1, 1),
+        ("gated_rule", beta * (1 - beta) ** 2, beta * (1 - beta), beta),
+        ("delta_rule", beta * (1 - beta), beta, beta),
+        ("gated_delta_rule", beta * alpha**2 * (1 - beta), beta * alpha, beta),
+        ("comba_rule", beta * alpha**2 * (1 - beta / 2), beta * alpha, beta),
+        ("implicit_delta_rule", beta / (1 + beta) ** 2, *2 * [beta / (1 + beta)]),
+        ("delta_product", 0.96 * alpha**2 * 0.04, 0.96 * alpha, 0.96),
+    ):
+        column = torch.tensor([[rome, 0, 0], [0, 0, 0], [oslo, 0, 0]]).double()
+        column[1] = lima * bob
+        torch.testing.assert_close(left[name], column)
+    # A decay per channel spares the last one.
+    kimi, gated = left["kimi_delta_rule"], left["gated_delta_rule"]
+    assert torch.equal(kimi[:, :2], gated[:, :2]) and kimi[1, 2] > gated[1, 2]
+    two, rwkv7 = left["gated_delta_rule_2"], left["rwkv7_rule"]
+    assert two[0, 0] == 0 > rwkv7[0, 0] == pytest.approx(alpha * (alpha - beta))
 
 
 def drawn(op, *, time: int, optional: bool = False) -> tuple[dict, Inputs]:

@@ -1,4 +1,4 @@
-"""The results and weights that notebook 14 reads."""
+"""The results and weights that notebook 14 reads, and how answers are scored."""
 
 import json
 from importlib.resources import files
@@ -8,8 +8,8 @@ import torch
 
 from fwlab.data import programs
 from fwlab.data.programs import CLAUSES
-from fwlab.experiments.feedback import score
-from fwlab.experiments.feedback_variables import test_rng as rng_of
+from fwlab.data.programs import test_rng as rng_of
+from fwlab.fit import answer_loss, score
 from fwlab.models import LanguageModel
 
 FOLDER = files("fwlab.data") / "results"
@@ -36,3 +36,23 @@ def test_shipped_weights_score_as_recorded(name):
     found = score(model, (test.tokens, test.labels)).accuracy
     assert found == pytest.approx(recorded["accuracy"], abs=1)
     assert model.num_parameters() == recorded["parameters"]
+
+
+def test_scores_count_answers_alone():
+    """Of 300 sequences, which are more than are scored at once."""
+    torch.manual_seed(0)
+    tokens, labels = torch.randint(5, (300, 4)), torch.randint(-2, 5, (300, 4))
+    logits = torch.randn(5, 5)  # by token
+    right, losses = [], []
+    for token, label in zip(tokens.flatten(), labels.flatten(), strict=True):
+        if label >= 0:
+            right.append(logits[token].argmax().item() == label.item())
+            losses.append(-logits[token].log_softmax(-1)[label].item())
+    mean = sum(losses) / len(losses)
+    found = score(logits.__getitem__, (tokens, labels))
+    assert found.accuracy == round(100 * sum(right) / len(right), 2)
+    assert found.loss == pytest.approx(mean, abs=1e-4)
+    loss = answer_loss(logits.__getitem__, (tokens, labels))
+    assert loss.item() == pytest.approx(mean, abs=1e-5)
+    with pytest.raises(ValueError, match="label that is not negative"):
+        score(logits.__getitem__, (tokens, torch.full_like(labels, -1)))

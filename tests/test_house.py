@@ -153,11 +153,11 @@ except SystemExit:
     pass
 """
     before = "import os; environment = {**os.environ}"
-    after = "import fwlab.experiments; assert environment == os.environ"
+    after = "import fwlab.bench.operations; assert environment == os.environ"
     found = loaded(before, code, after)
     assert "fwlab.cli" in found
     heavy = {"torch._dynamo", "torch._inductor", "matplotlib"}
-    assert not found & (heavy | {"fwlab.bench", "fwlab.experiments", "fwlab.exercises"})
+    assert not found & (heavy | {"fwlab.bench", "fwlab.exercises"})
 
 
 def test_what_the_package_needs():

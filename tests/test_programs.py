@@ -1,4 +1,4 @@
-"""The algorithmic task of the Feedback Transformer, and its experiment."""
+"""The algorithmic task of the Feedback Transformer, and rules that save work."""
 
 import random
 import re
@@ -6,8 +6,15 @@ import re
 import pytest
 
 from fwlab.data import programs
-from fwlab.data.programs import CLAUSES, TOKENS, execute, program
-from fwlab.experiments import feedback_variables
+from fwlab.data.programs import (
+    CLAUSES,
+    RULES,
+    TOKENS,
+    execute,
+    guess,
+    program,
+    rule_accuracy,
+)
 
 
 def run(words, names):
@@ -103,36 +110,38 @@ def test_clauses_are_the_same_programs():
     assert len(set(CLAUSES)) == len(CLAUSES)
 
 
-# --- feedback-variables -------------------------------------------------
+# --- Rules ------------------------------------------------------------
 
 
 def test_guesses():
     text = "x = 3 ; print x ; x ++ ; print x ; if x > 9 : x -- ; print x ; END"
     tokens = text.split()
     labels = execute(tokens)
-    guesses = {
-        rule: said(feedback_variables.guess(rule, tokens, labels))
-        for rule in feedback_variables.RULES[1:]
-    }
+    guesses = {rule: said(guess(rule, tokens, labels)) for rule in RULES}
     assert said(labels) == [3, 4, 4]
     assert guesses == {
+        "most frequent value": [],
         "last print": [3, 4],  # nothing at the first print
         "skip every if": [3, 4, 4],
         "every if is true": [3, 4, 3],
     }
 
 
-def test_models_of_equal_size():
-    """A feedback model and a transformer of as many layers."""
-    points = {
-        (p["model"], p["layers"]): feedback_variables.run(
-            {**p, "steps": 1, "batch": 2, "statements": 4}
-        )
-        for p in feedback_variables.points(True)
-        if p["seed"] == 1
-    }
-    ours, usual = (
-        points[name, 1]["parameters"] for name in ("feedback", "transformer")
+def test_rules_are_scored_on_the_programs_of_a_batch():
+    made = programs(40, 20, 2, random.Random(3), clauses=True)
+    found = {rule: rule_accuracy(rule, 40, 20, 2, random.Random(3)) for rule in RULES}
+    printed = made.labels[made.labels >= 0]
+    assert found["most frequent value"] == pytest.approx(
+        100 * printed.bincount().max().item() / len(printed), abs=0.005
     )
-    assert abs(ours - usual) < 0.02 * usual
-    assert all(0 <= point["accuracy"] <= 100 for point in points.values())
+    right = 0
+    for row, labels in zip(made.tokens.tolist(), made.labels.tolist(), strict=True):
+        last: dict[int, int] = {}  # by "print x ;", which is one token
+        for token, label in zip(row, labels, strict=True):
+            if label >= 0:
+                right += last.get(token) == label
+                last[token] = label
+    wanted = 100 * right / len(printed)
+    assert found["last print"] == pytest.approx(wanted, abs=0.005)
+    with pytest.raises(ValueError, match=r"expected rule to be one of .*'chance'"):
+        guess("chance", [], [])

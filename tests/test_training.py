@@ -103,6 +103,40 @@ def test_each_step_draws_its_own_dropout(monkeypatch):
     assert len({*losses(trainer)}) == 3
 
 
+def test_carried_windows_follow_one_another():
+    """Until the text ends; then it begins again, with an empty state."""
+    run = Trainer(config(carry=True), TEXT)
+    rows, block = batches.in_rows(run.train_tokens, SMALL.batch), SMALL.block
+    windows, logits = (rows.shape[1] - 1) // block, []
+    for step in range(windows + 1):
+        run.step = step
+        batch, start = run._batch(), step % windows * block
+        assert torch.equal(batch.inputs, rows[:, start : start + block])
+        assert torch.equal(batch.targets, rows[:, start + 1 : start + block + 1])
+        assert batch.begins == (start == 0)
+        with torch.no_grad():
+            state = None if batch.begins else run.states[0]
+            logits.append(run.model.prefill(batch.inputs, state)[0])
+        run._backward()
+    whole = run.model(rows[:, : 2 * block])
+    assert torch.allclose(torch.cat(logits[:2], 1), whole, atol=1e-5)
+    past, W = run.states[0]
+    assert past == block and not W.requires_grad
+
+
+@pytest.mark.parametrize("mixer", ["delta", "transformer-xl"])
+def test_carried_validation_is_that_of_one_long_sequence(mixer):
+    run = Trainer(config(mixer=mixer, carry=True), TEXT * 8)
+    assert len(run.val_tokens) > 1500  # longer than the parts it is read in
+    for run.eval_rows in (1, 2):
+        rows = batches.in_rows(run.val_tokens, run.eval_rows)
+        logits = run.model(rows[:, :-1])
+        whole = torch.nn.functional.cross_entropy(logits.mT, rows[:, 1:]).item()
+        assert run.evaluate() == pytest.approx(whole, rel=1e-5)
+    windows = Trainer(config(mixer=mixer), TEXT * 8)
+    assert run.evaluate(carry=False) == windows.evaluate()
+
+
 def stopped(trainer, folder):
     """Train five steps; returns the path of the checkpoint after them."""
     for progress in trainer.run():
@@ -802,7 +836,7 @@ def test_a_closed_pipe_ends_other_commands_silently():
     """As after `head -1`, but closed for sure before the first line."""
     read, write = os.pipe()
     os.close(read)
-    command = [sys.executable, "-m", "fwlab", "reproduce"]
+    command = [sys.executable, "-m", "fwlab", "exercises", "list"]
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (141, b"")

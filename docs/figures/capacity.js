@@ -7,7 +7,7 @@ import { group, round, MIDDLE, CENTRED, END } from "./fwlab.js";
 fwlab.figure("capacity", (figure) => {
   const MOST = 128; // pairs
   const TOP = 1.2; // of the plot; a loss of 1/2 is that of returning nothing
-  // Trained memories that are asked all keys: docs/results, median of the seeds. Rows
+  // Trained memories that are asked all keys: docs/reproduce, median of the seeds. Rows
   // are S, loss.
   const TRAINED = {
     16: {

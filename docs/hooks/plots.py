@@ -1,4 +1,4 @@
-"""Draws the plots of results.md, and prepares drawings for pages.
+"""Draws the plots of the results, and prepares drawings for pages.
 
 The same numbers give the same bytes: nothing in a drawing depends on the
 date or on chance. Every plot is a function of what docs/results/*.json
@@ -7,12 +7,13 @@ holds.
 
 import io
 import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape, unescape
+from statistics import mean, median
 
 import crossings
 import matplotlib as mpl
-import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
@@ -27,8 +28,9 @@ from fwlab.plots import (
     OTHER,
     SERIES,
     TRAINED,
-    marks,
+    legend,
     panels,
+    rows,
     short_svg,
     style,
 )
@@ -51,7 +53,10 @@ FAMILIES = {
         ["aft-simple", "aft-full", "aft-local", "aft-conv"],
     ),
     "feedback": (SERIES[1], "D", ":", ["feedback", "feedback-shared"]),
+    "no memory": (TRAINED, "P", "", ["no memory"]),
 }
+#: Colour and marker of the entries of a legend.
+LOOKS = ((FAST, "o"), (TRAINED, "s"), (OTHER, "D"))
 #: Colour, marker, line and name of what an operation is compared with.
 COMPARED = {
     "dense": (SERIES[2], "v", "-.", "dense form"),
@@ -144,54 +149,89 @@ def _formula(tex: str, font: float) -> str:
     return made
 
 
+def chart(
+    name: str,
+    title: str,
+    series: Mapping[str, Mapping[str, Sequence[float]]],
+    unit: str,
+    *,
+    middle: Callable[[Sequence[float]], float] = median,
+    spec: str = ".2f",
+    line: tuple[float, str] | None = None,
+    bars: bool = False,
+    log: Sequence[float] = (),
+    looks: Sequence[tuple[str, str]] = LOOKS,
+) -> str:
+    """Draw a row for each name: all seeds as marks with their middle at its end, or bars.
+
+    - `name`, `title`: of the drawing, and what it says to those who do not see it.
+    - `series`: for each entry of the legend, numbers by name; the entry with the
+      most names gives their order.
+    - `line`: where a dashed line stands, and what it is.
+    - `log`: the ticks of a logarithmic axis.
+    """
+    order = list(max(series.values(), key=len))
+    order += [n for each in series.values() for n in each if n not in order]
+    said: dict[str, list[str]] = {n: [] for n in order}
+    with styled():
+        figure, (ax,) = panels((0.6 if bars else 0.25) * len(order) + 1)
+        for (entry, each), (color, marker) in zip(series.items(), looks, strict=False):
+            if not bars:
+                rows(ax, {n: each.get(n, []) for n in order}, color, marker, entry)
+            for place, n in enumerate(order):
+                if not each.get(n):
+                    continue
+                said[n].append(f"{middle(each[n]):{spec}}".replace("-", "−"))
+                if bars:
+                    at = place + 0.3 * (
+                        len(said[n]) - sum(n in x for x in series.values()) / 2 - 0.5
+                    )
+                    bar = ax.barh(at, middle(each[n]), 0.24, color=color)
+                    ax.bar_label(bar, [f"{said[n][-1]} {entry}"], padding=3)
+        if bars:
+            ax.margins(x=0.22)
+            ax.set_xlim(left=0)
+            ax.grid(axis="y", visible=False)
+        elif len(series) > 1:
+            legend(figure, ax, 3)
+        for place, texts in enumerate(said.values()):
+            if not bars:
+                at = {"transform": ax.get_yaxis_transform(), "va": "center"}
+                ax.text(1.01, place, " / ".join(texts), **at)
+        if log:
+            ax.set_xscale("log")
+            _ticks(ax.xaxis, log)
+        if line:
+            ax.axvline(line[0], color=INK, linestyle=(0, (4, 2)), linewidth=1.4)
+        ax.set_yticks(range(len(order)), order)
+        ax.set_ylim(len(order) - 0.4, -0.6)
+        ax.set_xlabel(unit + (f"; dashed: {line[1]}" if line else ""), loc="right")
+        entries = f"; {' / '.join(series)}" * (len(series) > 1)
+        every = "; ".join(f"{n} {' / '.join(texts)}" for n, texts in said.items())
+        return drawn(figure, name, f"{title} ({unit}{entries}): {every}.")
+
+
 def losses(runs: list[dict], published: dict[str, float]) -> str:
-    """Final loss of each mixer, best first, every seed a mark."""
+    """Final loss of each mixer, best first, in the colours of their families."""
     final: dict[str, list[float]] = {}
     for run in runs:
         final.setdefault(run["config"]["mixer"], []).append(run["validation_loss"])
-    mean = {mixer: sum(all_) / len(all_) for mixer, all_ in final.items()}
-    order = sorted(mean, key=lambda mixer: (mean[mixer], mixer))
-    with styled():
-        figure, (ax,) = panels(0.25 * len(order) + 1)
-        for place, mixer in enumerate(order):
-            color, marker, *_ = _look(mixer)
-            seeds = final[mixer]
-            face, at = color if len(seeds) == 1 else "none", [place] * len(seeds)
-            look = {"color": color, "markerfacecolor": face, "markeredgewidth": None}
-            marks(ax, seeds, at, marker, markersize=7, **look)
-            ax.text(
-                1.01,
-                place,
-                f"{mean[mixer]:.3f}",
-                transform=ax.get_yaxis_transform(),
-                va="center",
-            )
-        for mixer, loss in published.items():
-            ax.axvline(loss, color=INK, linestyle=(0, (4, 2)), linewidth=1.4)
-            ax.text(
-                loss,
-                1.01,
-                f"published, {mixer}: {loss}",
-                transform=ax.get_xaxis_transform(),
-                ha="center",
-                va="bottom",
-            )
-        ax.set_yticks(range(len(order)), order)
-        ax.set_ylim(len(order) - 0.4, -0.6)
-        ax.set_xlabel("validation loss, nats per character")
-        every = ", ".join(
-            f"{mixer} {mean[mixer]:.3f}"
-            + (f" (mean of {len(final[mixer])} seeds)" if len(final[mixer]) > 1 else "")
-            for mixer in order
-        )
-        theirs = "".join(
-            f"; published for {mixer}: {loss}" for mixer, loss in published.items()
-        )
-        return drawn(
-            figure,
-            "losses",
-            f"Validation loss of each mixer, best first: {every}{theirs}.",
-        )
+    order = sorted(final, key=lambda mixer: (mean(final[mixer]), mixer))
+    families = {
+        family: {m: final[m] if m in members else [] for m in order}
+        for family, (*_, members) in FAMILIES.items()
+    }
+    (loss,) = published.values()
+    return chart(
+        "losses",
+        "Validation loss of each mixer, best first",
+        families,
+        "nats per character",
+        middle=mean,
+        spec=".3f",
+        line=(loss, f"nanoGPT, {loss}"),
+        looks=[look[:2] for look in FAMILIES.values()],
+    )
 
 
 def curves(runs: list[dict]) -> str:
@@ -203,13 +243,10 @@ def curves(runs: list[dict]) -> str:
         figure, (ax,) = panels(4.4)
         ends = []
         for mixer, run in first.items():
-            color, marker, line, _ = _look(mixer)
-            steps = [step for step, *_ in run["curve"]]
-            loss = [loss for *_, loss in run["curve"]]
-            ax.plot(
-                steps, loss, color=color, linestyle=line, marker=marker, markersize=3.5
-            )
-            ends.append((steps[-1], loss[-1], mixer, color))
+            look = _look(mixer)
+            line = {step: loss for step, *_, loss in run["curve"]}
+            _line(ax, line, look, 3.5)
+            ends.append((*[*line.items()][-1], mixer, look[0]))
         ax.set(xlabel="steps", ylabel="validation loss")
         ax.xaxis.set_major_formatter(FuncFormatter(lambda step, _: f"{step:,.0f}"))
         _label_ends(ax, ends)
@@ -230,123 +267,6 @@ def curves(runs: list[dict]) -> str:
         )
 
 
-def ratios(run: dict) -> list[tuple[str, float, float | None]]:
-    """Operation, and its naive time and memory in multiples of the efficient.
-
-    Of the shapes of an operation, only the one with the largest T.
-    """
-    cases: dict[str, dict[int, dict[str, dict]]] = {}
-    for row in run["rows"]:
-        shapes = cases.setdefault(row["case"], {})
-        shapes.setdefault(row["shape"]["T"], {})[row["side"]] = row
-    found = []
-    for case, shapes in cases.items():
-        longest = max(shapes)
-        sides = shapes[longest]
-        others = [side for side in sides if side != "efficient"]
-        naive = sides[next((s for s in others if s.startswith("naive")), others[-1])]
-        ours = sides["efficient"]
-        peaks = naive["peak_mib"], ours["peak_mib"]
-        found.append(
-            (
-                f"{case}, T {longest:,}",
-                naive["milliseconds"] / ours["milliseconds"],
-                peaks[0] / peaks[1] if all(peaks) else None,
-            )
-        )
-    return sorted(found, key=lambda row: -row[1])
-
-
-def operations(run: dict) -> str:
-    """How much more time and memory the naive form of each operation needs."""
-    rows = ratios(run)
-    with styled():
-        figure, (ax,) = panels(0.25 * len(rows) + 1.15)
-        for place, (_, time, memory) in enumerate(rows):
-            if memory:
-                ax.plot([time, memory], [place] * 2, color=INK, linewidth=1, ls="-")
-        at = range(len(rows))
-        time = {"color": TRAINED, "markeredgewidth": None, "label": "time"}
-        memory = {"color": OTHER, "markeredgewidth": 1.8, "label": "memory"}
-        memory["markerfacecolor"] = "none"
-        marks(ax, [row[1] for row in rows], at, "o", markersize=7.5, **time)
-        marks(ax, [row[2] or np.nan for row in rows], at, "s", markersize=7.5, **memory)
-        ax.axvline(1, color=INK, linewidth=1.4, linestyle=(0, (4, 2)))
-        ax.set_xscale("log")
-        _ticks(ax.xaxis, [0.5, 1, 2, 5, 10, 20, 50, 100, 200])
-        ax.set_yticks(at, [row[0] for row in rows])
-        ax.set_ylim(len(rows) - 0.4, -0.6)
-        ax.set_xlabel("naive / efficient")
-        ax.legend(
-            loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, borderaxespad=0.2
-        )
-        every = "; ".join(
-            f"{name}: time {time:.1f}" + (f", memory {memory:.1f}" if memory else "")
-            for name, time, memory in rows
-        )
-        return drawn(
-            figure,
-            "operations",
-            f"What the naive form needs, in multiples of the efficient one: {every}.",
-        )
-
-
-def decoding(run: dict) -> str:
-    """Time of one step against the tokens read before it."""
-    layers = {
-        row["layer"]: {int(at): time for at, time in row["microseconds"].items()}
-        for row in run["decoding"]
-    }
-    last = max(at for times in layers.values() for at in times)
-    with styled():
-        figure, (ax,) = panels(3.6)
-        ends = []
-        for layer, times in layers.items():
-            name = "fast weights" if layer.startswith("fast") else layer.split()[0]
-            color, marker, line, _ = FAMILIES[name]
-            ax.plot(
-                list(times),
-                list(times.values()),
-                color=color,
-                linestyle=line,
-                marker=marker,
-                markersize=5,
-            )
-            at, time = list(times.items())[-1]
-            label = layer.removeprefix("fast weights, ").replace("_", "-")
-            if at == last:
-                ends.append((at, time, label, color))
-                continue
-            # A line that ends early is named above the lines that go on.
-            above = [t[last] for t in layers.values() if time < t.get(last, 0)]
-            ax.annotate(
-                label,
-                (at, time),
-                xytext=(12, 36 if above else 0),
-                textcoords="offset points",
-                color=color,
-                va="center",
-                arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.8}
-                if above
-                else None,
-            )
-        ax.set(xscale="log", yscale="log", xlabel="tokens read", ylabel="µs per step")
-        _ticks(ax.xaxis, sorted({at for times in layers.values() for at in times}))
-        _ticks(ax.yaxis, [50, 100, 200, 500, 1000, 2000, 5000, 10000])
-        _label_ends(ax, ends)
-        every = "; ".join(
-            f"{layer} from {(t := list(times.values()))[0]:,.0f} to {t[-1]:,.0f} "
-            f"at {list(times)[-1]:,} tokens"
-            for layer, times in layers.items()
-        )
-        start = min(at for times in layers.values() for at in times)
-        return drawn(
-            figure,
-            "decoding",
-            f"Microseconds per step, starting at {start:,} tokens read: {every}.",
-        )
-
-
 def generation(run: dict) -> str:
     """Tokens per second by context, and where a constant cost is less."""
     times = crossings.times_by_model(run["generation"])
@@ -357,17 +277,9 @@ def generation(run: dict) -> str:
         ends, every = [], []
         for name, line in times.items():
             look = COMPARED["dense"] if name == crossings.NANOGPT else _look(name)
-            color, marker, dashes, _ = look
             speeds = [1e6 / us for us in line.values()]
-            ax.plot(
-                list(line),
-                speeds,
-                color=color,
-                linestyle=dashes,
-                marker=marker,
-                markersize=5,
-            )
-            ends.append((contexts[-1], speeds[-1], name, color))
+            _line(ax, dict(zip(line, speeds, strict=True)), look, 5)
+            ends.append((contexts[-1], speeds[-1], name, look[0]))
             words = f"{name} from {speeds[0]:,.0f} to {speeds[-1]:,.0f}"
             if name in faster:
                 at = crossings.in_words(
@@ -425,48 +337,28 @@ def lengths(run: dict) -> str:
                     va=at,
                     color=color,
                 )
-        _scales(figure, axes, "T", [16, 256, 4096], "ms")
+        first = next(iter(axes.values()))
+        first.set(xscale="log", yscale="log")
+        _ticks(first.xaxis, [16, 256, 4096])
+        _ticks(first.yaxis, [10.0**power for power in range(-3, 6)])
+        figure.supxlabel("T", fontsize=LETTERS)
+        figure.supylabel("ms", fontsize=LETTERS)
         every = "; ".join(
-            f"{op}, {_range(forms, 'T')}, faster than its dense form "
+            f"{op}, {_range(forms)}, faster than its dense form "
             f"{crossings.operation_in_words(found_at[op]['dense'])}, than softmax attention "
             f"{crossings.operation_in_words(found_at[op]['softmax'])}"
             if found_at[op]["dense"]
-            else f"{op}, {_range(forms, 'T')}, without a dense form, faster than "
+            else f"{op}, {_range(forms)}, without a dense form, faster than "
             f"softmax attention {crossings.operation_in_words(found_at[op]['softmax'])}"
             for op, forms in times.items()
             if op in axes
         )
-        softmax = _range(times[crossings.SOFTMAX], "T")
+        softmax = _range(times[crossings.SOFTMAX])
         return drawn(
             figure,
             "lengths",
             f"Milliseconds by sequence length, batch {batch}: {every}; "
             f"softmax attention, {softmax}.",
-        )
-
-
-def batches(run: dict) -> str:
-    """Time of one sequence by the number of sequences in a batch."""
-    times = crossings.times_by_form(run["batches"], "batch")
-    each = {
-        op: {
-            form: {batch: time / batch for batch, time in by_batch.items()}
-            for form, by_batch in forms.items()
-        }
-        for op, forms in times.items()
-    }
-    length = run["batches"][0]["T"]
-    with styled():
-        figure, axes = _panels(each)
-        sizes = sorted({row["batch"] for row in run["batches"]})
-        _scales(figure, axes, "batch", sizes, "ms per sequence")
-        every = "; ".join(
-            f"{op}, {_range(forms, 'batch')}" for op, forms in each.items()
-        )
-        return drawn(
-            figure,
-            "batches",
-            f"Milliseconds per sequence by batch, T {length}: {every}.",
         )
 
 
@@ -488,16 +380,8 @@ def _panels(times: dict[str, dict]) -> tuple[Figure, dict]:
             (COMPARED["dense"], times[op].get(crossings.DENSE, {})),
             (ours, times[op][crossings.FWLAB]),
         )
-        for (color, marker, dashes, label), line in lines:
-            ax.plot(
-                list(line),
-                list(line.values()),
-                color=color,
-                marker=marker,
-                linestyle=dashes,
-                markersize=4,
-                label=label,
-            )
+        for look, line in lines:
+            _line(ax, line, look, 4, look[3])
     handles, labels = grid[0].get_legend_handles_labels()
     figure.legend(
         handles[::-1], labels[::-1], loc="outside upper center", ncols=len(handles)
@@ -505,23 +389,11 @@ def _panels(times: dict[str, dict]) -> tuple[Figure, dict]:
     return figure, axes
 
 
-def _scales(figure, axes: dict, name: str, places: list[int], unit: str) -> None:
-    """Logarithmic axes, named once."""
-    first = next(iter(axes.values()))
-    first.set(xscale="log", yscale="log")
-    _ticks(first.xaxis, places)
-    _ticks(first.yaxis, [10.0**power for power in range(-3, 6)])
-    for axis in (first.xaxis, first.yaxis):
-        axis.set_minor_locator(NullLocator())
-    figure.supxlabel(name, fontsize=LETTERS)
-    figure.supylabel(unit, fontsize=LETTERS)
-
-
-def _range(forms: dict, axis: str) -> str:
-    """The time at the minimum and at the maximum length or batch."""
+def _range(forms: dict) -> str:
+    """The time at the minimum and at the maximum length."""
     line = forms[crossings.FWLAB]
     first, last = min(line), max(line)
-    return f"{line[first]:,.2f} at {axis} {first:,} and {line[last]:,.0f} at {last:,}"
+    return f"{line[first]:,.2f} at T {first:,} and {line[last]:,.0f} at {last:,}"
 
 
 @contextmanager
@@ -531,6 +403,12 @@ def styled():
         style()
         mpl.rcParams["font.size"] = LETTERS
         yield
+
+
+def _line(ax, line: dict, look, size: float, label: str = "") -> None:
+    color, marker, dashes, _ = look
+    kind = {"color": color, "marker": marker, "linestyle": dashes}
+    ax.plot([*line], [*line.values()], markersize=size, label=label, **kind)
 
 
 def _look(mixer: str):

@@ -1,35 +1,44 @@
-"""Puts results of `fwlab reproduce` in place of `<!-- reproduce: ... -->`.
+"""Puts results of docs/reproduce/NAME.py in place of `<!-- reproduce: ... -->`.
 
 `NAME full` and `NAME quick` are the figure, the claims and the hyper-parameters
-of an experiment, `index` is a table of all claims, which can be downloaded, too.
-What was not run is not drawn. `<!-- full: ... -->` after a number in a page says
-what it is of the results; tests/site/test_reproduce.py compares the two.
+of an experiment; `index` draws all claims, and `claims` is a table of them. The file
+of this table is written by `python docs/hooks/reproduce.py`. What was not run is not
+drawn. `<!-- full: ... -->` after a number in a page says what it is of the results;
+tests/site/test_reproduce.py compares the two.
 """
 
 import csv
 import io
 import re
+import sys
 from collections import Counter
 from functools import cache
 from typing import Any, NamedTuple
 
 import plots
-from mkdocs.structure.files import File
 from repository import ROOT
 from templates import render
 
-from fwlab.experiments import EXPERIMENTS, Claim, Experiment, results, verdict
-from fwlab.experiments.runs import texts_of
+sys.path.insert(0, str(ROOT / "docs" / "reproduce"))
+from frame import NAMES, Claim, Experiment, Points, load, results, verdict
+from text import texts_of
 
-RESULTS = ROOT / "docs" / "results"
 MARK = re.compile(r"<!-- reproduce: (\S+) ?(\S*) -->")
 #: After a number: the version, of another page with its name, and an expression; or
 #: that it is given.
 CHECKED = re.compile(r"<!-- (?:(full|quick)(?: (\S+))?: (.+?)|given) -->")
-VERSIONS = {"full": RESULTS, "quick": RESULTS / "quick"}
-TABLE = "reproduce/claims.csv"
+VERSIONS = ("full", "quick")
+EXPERIMENTS = {name: load(name) for name in NAMES}
+TABLE = ROOT / "docs" / "reproduce" / "claims.csv"
+COLUMNS = (
+    *("experiment", "version", "claim", "published", "ours: median [min, max]"),
+    *("seeds apart", "protocol", "kind", "verdict", "corpora"),
+)
 #: Verdicts in the order of a sorted table.
-VERDICTS = ("reproduced", "holds", "seeds overlap", "not", "does not", "not run")
+VERDICTS = (
+    *("reproduced", "holds", "seeds overlap", "one seed", "not trained far enough"),
+    *("not", "does not", "not run"),
+)
 #: Learning rates are listed for every mixer, also where all have the same.
 RATES = ("lr", "rate")
 
@@ -61,7 +70,7 @@ class Row(NamedTuple):
     def corpora(self) -> str:
         """What the points of its experiment have read, in this version."""
         results = _read(self.experiment, self.version)
-        return "; ".join(_texts(results["points"] if results else []))
+        return "; ".join(_texts(results["points"] if results else Points()))
 
     @property
     def protocol(self) -> str:
@@ -74,7 +83,6 @@ class Row(NamedTuple):
 
 def on_files(files, config):
     _load.cache_clear()  # `mkdocs serve` builds again
-    files.append(File.generated(config, TABLE, content=_csv()))
     return files
 
 
@@ -92,17 +100,11 @@ def on_page_content(html, page, config, files):
 
 
 def _fill(name: str, version: str) -> str:
-    if name == "index":
-        counts = Counter(row.verdict for row in _rows())
-        return render(
-            "reproduce/index.html",
-            experiments=_index(),
-            rows=_rows(),
-            kinds={
-                kind: {word: counts[f"{kind}: {word}"] for word in VERDICTS}
-                for kind in ("published", "ours")
-            },
-        )
+    if name in ("index", "claims"):
+        kinds: dict[str, Counter] = {"published": Counter(), "ours": Counter()}
+        for row in sorted(_rows(), key=lambda row: row.rank):
+            kinds[row.kind][row.claim.verdict] += 1
+        return render(f"reproduce/{name}.html", experiments=_index(), kinds=kinds)
     return _result(EXPERIMENTS[name], version)
 
 
@@ -115,55 +117,41 @@ def _best(experiment: Experiment) -> tuple[str, dict | None]:
 
 
 def _index() -> list[dict]:
-    """Every experiment with its verdict, and how much of it was run."""
+    """Every experiment with its claims, its verdict, and how much of it was run."""
     found = []
     for experiment in EXPERIMENTS.values():
         version, best = _best(experiment)
         full = _read(experiment, "full")
-        state = verdict(_claims(experiment, best))
+        claims = _claims(experiment, best)
+        state = verdict(claims) if best else "not run yet"
         if best and version == "quick":
             state += ", quick version"
         if full and len(full["points"]) < full["grid"]:
             state += f"; full grid: {len(full['points'])} of {full['grid']} points"
-        found.append({"experiment": experiment, "state": state})
+        rows = [Row(experiment, version, claim) for claim in claims]
+        found.append({"experiment": experiment, "state": state, "rows": rows})
     return found
 
 
 def _rows() -> list[Row]:
-    rows = []
-    for experiment in EXPERIMENTS.values():
-        version, best = _best(experiment)
-        rows += [Row(experiment, version, c) for c in _claims(experiment, best)]
-    return rows
+    return [row for each in _index() for row in each["rows"]]
 
 
-def _csv() -> str:
-    """The table of all claims as a file."""
-    rows = [
-        {
-            "experiment": row.experiment.name,
-            "version": row.version,
-            "claim": row.claim.text,
-            "published": row.claim.published,
-            "ours: median [min, max]": row.claim.found,
-            "seeds apart": row.apart,
-            "protocol": row.protocol,
-            "kind": row.kind,
-            "verdict": row.claim.verdict,
-            "corpora": row.corpora,
-        }
-        for row in _rows()
-    ]
+def table() -> str:
+    """Write the table of all claims as CSV."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, rows[0].keys(), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for row in _rows():
+        name, claim = row.experiment.name, row.claim
+        first = (name, row.version, claim.text, claim.published, claim.found, row.apart)
+        writer.writerow([*first, row.protocol, row.kind, claim.verdict, row.corpora])
     return text.getvalue()
 
 
 def _result(experiment: Experiment, version: str) -> str:
     results = _read(experiment, version)
-    points = results["points"] if results else []
+    points = results["points"] if results else Points()
     claims = _claims(experiment, results)
     return render(
         "reproduce/result.html",
@@ -178,12 +166,12 @@ def _result(experiment: Experiment, version: str) -> str:
     )
 
 
-def _texts(points: list[dict]) -> list[str]:
+def _texts(points: Points) -> list[str]:
     """The corpora that points have read."""
     return [text for every in texts_of(points).values() for text in every]
 
 
-def _setup(experiment: Experiment, version: str, points: list[dict]) -> dict[str, Any]:
+def _setup(experiment: Experiment, version: str, points: Points) -> dict[str, Any]:
     """The hyper-parameters of all points, a row for each mixer.
 
     - Returns `equal`, texts by name where all rows are equal; `columns`;
@@ -244,11 +232,14 @@ def _figure(experiment: Experiment, version: str, results: dict, claims) -> str:
 
 
 def _claims(experiment: Experiment, results: dict | None) -> list[Claim]:
-    return experiment.claims(results["points"]) if results else []
+    return [*experiment.claims(results["points"])] if results else []
 
 
 def _read(experiment: Experiment, version: str) -> dict | None:
-    return _load(experiment, VERSIONS[version])
+    return _load(experiment.name, version == "quick")
 
 
 _load = cache(results)
+
+if __name__ == "__main__":
+    TABLE.write_text(table(), encoding="utf-8")

@@ -12,6 +12,11 @@
     choose.querySelector("output").textContent = `${shown} of ${rows.length} claims`;
   };
   choose.addEventListener("input", show);
+  // What a mark leads to may have been left out.
+  document.querySelector(".fw-chart").addEventListener("click", () => {
+    choose.reset();
+    show();
+  });
   choose.hidden = false;
   show();
 }

@@ -18,12 +18,13 @@ from typing import Any
 import torch
 
 from fwlab.data import programs
-from fwlab.data.programs import CLAUSES, Programs
-from fwlab.experiments import feedback
-from fwlab.experiments.feedback import test_rng
-from fwlab.experiments.feedback_variables import RULES, rule_accuracy
+from fwlab.data.programs import CLAUSES, RULES, Programs, rule_accuracy, test_rng
+from fwlab.fit import answer_loss, fit, score
 from fwlab.models import LanguageModel
 from fwlab.provenance import provenance
+
+sys.path.append(str(Path(__file__).parents[1] / "reproduce"))
+from statements import ADAM, growing
 
 CONFIG: dict[str, Any] = {
     "variables": 1,
@@ -77,19 +78,30 @@ def trained(
     model: LanguageModel, point: dict[str, Any], test: Programs
 ) -> dict[str, Any]:
     """Train, and return the curve, its cost, and the last score."""
-    draw = feedback.growing(point, point["variables"], point["first"], point["share"])
-    seed = point["seed"]
-    asked = (test.tokens, test.labels)
+    draw = growing(point, point["variables"], point["first"], point["share"])
+    seed, steps = point["seed"], point["steps"]
     curve, cpu, start = [], 0.0, time.process_time()
-    for step in feedback.train(model, draw, point["steps"], point["rate"]):
-        if step % point["eval_every"] == 0 or step == point["steps"]:
-            cpu += time.process_time() - start
-            curve.append((step, round(cpu, 1), *feedback.score(model, asked)))
-            print(seed, *curve[-1], flush=True)
-            start = time.process_time()
+
+    def evaluate(step: int) -> float:
+        nonlocal cpu, start
+        cpu += time.process_time() - start
+        found = score(model, (test.tokens, test.labels))
+        curve.append((step, round(cpu, 1), *found))
+        print(seed, *curve[-1], flush=True)
+        start = time.process_time()
+        return found.loss
+
+    fit(
+        *(model, draw, answer_loss, steps, point["rate"]),
+        optimizer=ADAM,
+        every=point["eval_every"],
+        evaluate=evaluate,
+    )
+    if curve[-1][0] < steps:
+        evaluate(steps)
     return {
         "parameters": model.num_parameters(),
-        "steps": point["steps"],
+        "steps": steps,
         "curve": curve,
         "accuracy": curve[-1][2],
         "loss": curve[-1][3],
@@ -98,8 +110,8 @@ def trained(
 
 def main(seed: int) -> None:
     torch.set_num_threads(1)
-    size = (CONFIG["statements"], CONFIG["variables"])
-    test = programs(CONFIG["eval_programs"], *size, test_rng(seed), clauses=True)
+    size = (CONFIG["eval_programs"], CONFIG["statements"], CONFIG["variables"])
+    test = programs(*size, test_rng(seed), clauses=True)
     models: dict[str, LanguageModel] = {}
     results: dict[str, Any] = {}
     for name, mixer in MODELS.items():

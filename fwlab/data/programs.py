@@ -1,6 +1,7 @@
 """Programs that set, change and print variables."""
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -33,6 +34,8 @@ CLAUSES = (
 #: Kinds of statements, each as likely as the others; those after an `if`.
 KINDS = ("assign", "increment", "decrement", "print", "if")
 INNER = ("assign", "increment", "decrement")
+#: Rules that answer some prints rightly without executing everything.
+RULES = ("most frequent value", "last print", "skip every if", "every if is true")
 #: A program in words, with its labels and values as numbers.
 Made = tuple[list[str], list[int | None], list[int | None]]
 
@@ -228,3 +231,67 @@ def execute(tokens: Sequence[str], conditions: bool | None = None) -> list[int |
             labels[end] = values.get(statement[1])
         _execute(statement, values, conditions)
     return labels
+
+
+def test_rng(seed: int) -> random.Random:
+    """Seed the programs of a test, which no training with a small seed sees.
+
+    - `seed`: from 0 to 999, as of the training; a negative one would not do, since
+      Python takes its absolute value.
+    """
+    return random.Random(1000 + seed)
+
+
+def guess(
+    rule: str, tokens: Sequence[str], labels: Sequence[int | None]
+) -> list[int | None]:
+    """Answer every print of a program by a rule.
+
+    - `rule`: one of `RULES`. The most frequent value takes many programs, and
+      guesses nothing here: see `rule_accuracy`.
+    - `tokens`, `labels`: as from `program`; "last print" repeats the label of the
+      same variable's print before.
+    - Returns a guess for each token; None = no guess.
+    - Raises `ValueError` for another rule.
+    """
+    if rule not in RULES:
+        raise ValueError(f"expected rule to be one of {RULES}, got {rule!r}")
+    if rule == "skip every if":
+        return execute(tokens, conditions=False)
+    if rule == "every if is true":
+        return execute(tokens, conditions=True)
+    guesses: list[int | None] = [None] * len(tokens)
+    if rule == "last print":
+        known: dict[str, int | None] = {}
+        for at, label in enumerate(labels):
+            if label is not None:  # "print", the variable, ";"
+                name = tokens[at - 1]
+                guesses[at], known[name] = known.get(name), label
+    return guesses
+
+
+def rule_accuracy(
+    rule: str, batch: int, statements: int, variables: int, rng: random.Random
+) -> float:
+    """Draw programs, and score a rule on their prints.
+
+    - `rule`: one of `RULES`.
+    - `batch`, `statements`, `variables`, `rng`: as for `programs`, which draws the
+      same programs; at least one of them has to print something.
+    - Returns the right answers in percent, from 0 to 100, to two decimals.
+    - Raises `ValueError` for another rule.
+    """
+    answers: list[tuple[int, int | None]] = []
+    for _ in range(batch):
+        tokens, labels, _ = program(statements, variables, rng)
+        guesses = guess(rule, tokens, labels)
+        answers += [
+            (label, answer)
+            for label, answer in zip(labels, guesses, strict=True)
+            if label is not None
+        ]
+    if rule == "most frequent value":
+        right = max(Counter(label for label, _ in answers).values())
+    else:
+        right = sum(label == answer for label, answer in answers)
+    return round(100 * right / len(answers), 2)

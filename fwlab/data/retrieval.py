@@ -94,3 +94,49 @@ def law(S: float, features: int) -> float:
     and every direction of the identity that it lacks costs 0.5.
     """
     return max(0.0, 0.5 * (1 - features / S))
+
+
+def columns(table: str) -> dict[str, dict[int, float]]:
+    """Read a table of losses: a column for each name, and a row for each S.
+
+    - `table`: lines of words; the first has the names, and "-" is no number.
+    - Returns the numbers of each name by S.
+    """
+    (_, *names), *rows = (line.split() for line in table.strip().splitlines())
+    return {
+        name: {int(row[0]): float(row[at]) for row in rows if row[at] != "-"}
+        for at, name in enumerate(names, 1)
+    }
+
+
+#: Figure 2 of Schlag et al. 2021, by feature map: final losses of setting 1 in the
+#: authors' logs, one seed each. Those of softmax attention up to .001, as all up to
+#: S = 340, are no numbers to draw.
+FIGURE_2 = columns("""
+  S  linear  dpfp-1  dpfp-2  dpfp-3  favor-64  favor-128  favor-512  softmax
+ 20  0.0009  0.0008  0.0003  0.0005    0.1300     0.0797     0.0453        -
+ 40  0.0008  0.0003  0.0006  0.0009    0.2982     0.2102     0.0762        -
+ 60  0.0246  0.0004  0.0010  0.0005    0.4926     0.4849     0.4090        -
+ 80  0.1101  0.0002  0.0006  0.0007    0.5002     0.4999     0.5000        -
+100  0.1715  0.0002  0.0005  0.0005    0.5000     0.5000     0.5000        -
+120  0.2324  0.0086  0.0003  0.0005    0.5000     0.5000     0.5002        -
+140  0.2724  0.0532  0.0005  0.0009    0.5000     0.5000     0.5000        -
+160  0.3012  0.1023  0.0004  0.0002    0.5000     0.5000     0.5000        -
+180  0.3225  0.1431  0.0003  0.0004    0.5000     0.5000     0.5000        -
+200  0.3426  0.1751  0.0004  0.0009    0.5000     0.5000     0.5000        -
+240  0.3658  0.2297  0.0005  0.0005    0.5000     0.5000     0.5000        -
+260  0.3797  0.2715  0.0097  0.0004    0.5000     0.5000     0.5000        -
+280  0.3911  0.2840  0.0456  0.0009    0.5000     0.5000     0.5000        -
+300  0.4001  0.2881  0.0681  0.0003    0.5000     0.5000     0.5000        -
+340  0.4110  0.3466  0.1303  0.0001    0.5000     0.5000     0.5000        -
+360  0.4214  0.3389  0.1599  0.0045    0.5000     0.5000     0.5000   0.0268
+380  0.4012  0.3378  0.1485  0.0088    0.5000     0.5000     0.5000        -
+400  0.4222  0.3464  0.1662  0.0361    0.5000     0.5000     0.5000        -
+460       -       -       -       -         -          -          -   0.0089
+500  0.4343  0.3886  0.2806  0.1718    0.5000     0.5000     0.5000   0.1741
+520       -       -       -       -         -          -          -   0.0089
+540       -       -       -       -         -          -          -   0.0446
+560       -       -       -       -         -          -          -   0.0357
+580       -       -       -       -         -          -          -   0.0313
+600  0.4517  0.4177  0.3263  0.2012    0.5000     0.5000     0.5000   0.0536
+""")

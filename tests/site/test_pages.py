@@ -18,7 +18,8 @@ ALL = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
 COLOURS = ["color-contrast", "link-in-text-block"]
 #: One page of each kind: a small one, since axe-core takes most of the time.
 KINDS = (
-    *("index", "course", "cheatsheet", "results", "reproduce/ablation", "api/plots"),
+    *("index", "course", "cheatsheet", "reproduce/ablation", "api/plots"),
+    *("results", "results/speed", "results/tables"),
     *("figures/memory", "notebooks/09_chunks", "annotated/fwp"),
     *("annotated/equations", "annotated/source/ops/delta/comba"),
 )
@@ -132,7 +133,7 @@ def test_first_screens_stay_where_they_are(browser, address, site):
 
 
 def test_a_wide_page_has_tables(look):
-    tab = look("results.html", width=1440)
+    tab = look("results/tables.html", width=1440)
     assert tab.locator("article table").count() > 5
     assert tab.locator("[data-rows]").count() == 0
     # They are sorted by a column, up and down: here by tokens per second.

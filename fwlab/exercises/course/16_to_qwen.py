@@ -70,12 +70,12 @@ def measured(name: str) -> dict[str, list[dict[str, Any]]]:
 
     - `name`: "recall" or "shakespeare", which `docs/tools/qwen_parts.py` makes with
       the settings in `data/results/qwen-parts.json`; or "hybrid", which is
-      `fwlab reproduce hybrid --quick`.
+      `docs/reproduce/hybrid.py --quick`.
     """
     folder = resources.files("fwlab") / "data" / "results"
     rows: dict[str, list[dict[str, Any]]] = {}
     if name == "hybrid":
-        found = json.loads((folder / "quick" / "hybrid.json").read_text("utf-8"))
+        found = json.loads((folder / "hybrid.quick.json").read_text("utf-8"))
         for run in found["points"]:
             rows.setdefault(run["stack"], []).append(run)
         return rows

@@ -1,0 +1,115 @@
+"""What position codes and attention normalisation do to the delta rule.
+
+Table 3 of Schlag et al. 2021, at a size that a processor can train.
+"""
+
+from itertools import combinations
+from math import log
+
+import text
+from frame import Numbers, Point, Points, main, order
+from text import middle, percent_above
+
+from fwlab import plots
+from fwlab.models import Mixer
+from fwlab.plots import FAST, INK
+
+TITLE = "Positions and attention normalisation for the delta rule"
+SOURCE = "Schlag et al. 2021, Table 3"
+COST = "quick: 2 min of one core; full: 50 min"
+
+#: Variants by (position codes, attention normalisation): name, and validation and
+#: test perplexity per word on WikiText-103 of the medium model.
+VARIANTS = {
+    (1, 1): ("both", 30.4, 32.1),
+    (0, 1): ("normalisation alone", 29.2, 31.2),
+    (1, 0): ("positions alone", 29.7, 31.5),
+    (0, 0): ("neither", 28.1, 31.1),
+}
+#: Feature maps: the paper's Delta Network has ELU + 1.
+MAPS = {"linear": "ELU + 1", "dpfp": "DPFP"}
+#: The baseline, in place of a feature map: softmax attention.
+ROTARY = "softmax, rotary positions"
+
+
+def points(quick: bool) -> list[Point]:
+    variants = [(map, *each) for map in MAPS for each in VARIANTS]
+    if quick:
+        variants = variants[:4]  # of one map
+    names = ("map", "positions", "normalize")
+    settings = [dict(zip(names, x, strict=True)) for x in (*variants, (ROTARY, 0, 0))]
+    return text.points(quick, settings)
+
+
+def mixer(point: Point) -> Mixer:
+    if point["map"] == ROTARY:
+        return text.ROTARY_SOFTMAX
+    options = bool(point["normalize"]), bool(point["positions"])
+    return text.fast_weights("delta", point["map"], *options)
+
+
+def by_map(points: Points) -> dict[str, dict[str, Numbers]]:
+    """Return the losses of all variants, by name, of each map that has run."""
+    return {
+        map: {
+            name: points(map=map, positions=positions, normalize=normalize)["loss"]
+            for (positions, normalize), (name, *_) in VARIANTS.items()
+        }
+        for map in MAPS
+        if points(map=map)
+    }
+
+
+def claims(points: Points):
+    size = "0.1" if points[0]["size"] == "small" else "0.8"
+    best_first = sorted(VARIANTS.values(), key=lambda variant: variant[1])
+    for map, ends in by_map(points).items():
+        for (low, better, _), (high, worse, _) in combinations(best_first, 2):
+            published = f"{better}, {worse} (Table 3)" if map == "linear" else ""
+            protocol = f"{text.PROTOCOL}, {text.WINDOWS}, {size} M parameters"
+            claim = f"{MAPS[map]}: {low} below {high}"
+            yield order(
+                claim,
+                [ends[low], ends[high]],
+                published,
+                protocol=protocol if published else "",
+                trivial=text.TRIVIAL,
+            )
+        claim = f"{ROTARY}: below {MAPS[map]} with neither"
+        yield order(
+            claim, [points(map=ROTARY)["loss"], ends["neither"]], trivial=text.TRIVIAL
+        )
+
+
+def draw(points: Points):
+    maps = by_map(points)
+    figure, axes = plots.panels(2.2 * len(maps) + 0.6, len(maps), sharex=True)
+    for ax, (map, ends) in zip(axes, maps.items(), strict=True):
+        without = middle(ends["neither"])
+        ends[ROTARY] = points(map=ROTARY)["loss"]
+        ours = {name: percent_above(losses, without) for name, losses in ends.items()}
+        plots.rows(ax, ours, FAST, "o", "ours")
+        for i, marker, split in ((1, "x", "valid"), (2, "+", "test")):
+            without = log(VARIANTS[0, 0][i])
+            theirs = {
+                name: percent_above([log(perplexities[i - 1])], without)
+                for name, *perplexities in VARIANTS.values()
+            }
+            theirs[ROTARY] = []  # not in the paper
+            plots.rows(ax, theirs, INK, marker, f"published, {split}")
+        ax.set_title(MAPS[map])
+    axes[-1].set_xlabel("loss above that with neither, %")
+    plots.legend(figure, axes[0], 3)
+    return figure
+
+
+def run(point: Point) -> Point:
+    return text.train(text.new_run(point, mixer(point)))
+
+
+def setup(point: Point) -> Point:
+    return text.setup(point, mixer(point))
+
+
+if __name__ == "__main__":
+    main(__file__)

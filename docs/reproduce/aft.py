@@ -1,0 +1,482 @@
+"""The Attention Free Transformer against a transformer of equal size.
+
+Images of digits pixel by pixel, text character by character, and one
+layer alone, whose memory and speed are measured as sequences grow.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from hashlib import sha256
+from itertools import combinations
+from math import inf, log
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from frame import Claim, Point, Points, main, order
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from text import load, recorded
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fwlab import ops, plots
+from fwlab.bench.measure import in_turns, peak_mib
+from fwlab.data import Characters
+from fwlab.fit import SETUP, fit
+from fwlab.layers import AFTConv, AFTFull, AFTLocal, AFTSimple, SoftmaxAttention
+from fwlab.models import LanguageModel
+from fwlab.plots import INK, OTHER, SERIES, WRONG
+
+TITLE = "AFT against a transformer of equal size"
+SOURCE = "Zhai et al. 2021, Tables 1, 2, 4 and 6"
+COST = "quick: 4 min of one core; full: 63 min"
+
+#: Rows and columns of an image; a pixel is a grey from 0 to 16.
+SIDE, GREYS = 8, 17
+PIXELS = SIDE * SIDE
+#: Window of AFT-local and AFT-conv, and d' of factorised biases (Eq. 7).
+WINDOW, FACTOR = 32, 16
+HEADS = 4
+#: Tokens per optimiser step.
+TOKENS = 1024
+#: Optimiser steps between evaluations; training ends after this many of
+#: them without a better one.
+EVERY, PATIENCE = 100, 5
+#: Sequences and width of the layer that is measured alone.
+BATCH, WIDTH = 4, 128
+SOFTMAX, DENSE, ROTARY = "softmax", "softmax, dense", "softmax, rotary"
+#: The text, as in `load`.
+CORPUS = "shakespeare"
+#: Lengths of texts; all layers are compared at the last one.
+LENGTHS = (64, 128, 256, 512)
+
+
+class AFTConvImage(AFTConv):
+    """AFT-conv for the pixels of an image, one after the other.
+
+    Biases depend on the rows and columns between two pixels. A token is
+    the pixel before the one that it predicts; the start token counts as
+    the last pixel of a row above the image. `layers.AFTConv2d` is not
+    causal.
+    """
+
+    columns = 2 * SIDE - 1
+    entry: Tensor
+
+    def __init__(self, d_model: int, heads: int):
+        super().__init__(d_model, heads, window=(SIDE + 1) * self.columns)
+        predicted = torch.arange(PIXELS)[:, None]
+        seen = torch.arange(PIXELS) - 1
+        # Later rows are not seen, so their entry does not matter.
+        up = (predicted // SIDE - seen // SIDE).clamp(min=0)
+        across = predicted % SIDE - seen % SIDE + SIDE - 1
+        self.register_buffer("entry", up * self.columns + across, persistent=False)
+
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
+        T = x.shape[1]
+        w = self.kernel()[:, self.entry[:T, :T]]
+        q, k, v = (
+            project(x).chunk(self.heads, -1)
+            for project in (self.to_q, self.to_k, self.to_v)
+        )
+        y: Any = [ops.aft_full(*head) for head in zip(q, k, v, w, strict=True)]
+        return self.to_out(torch.cat(y, -1))
+
+
+class Dense(SoftmaxAttention):
+    """Softmax attention that computes the matrix of all pairs of steps."""
+
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
+        return super().forward(x, implementation="naive")
+
+
+#: The layers, of a width and a length.
+LAYERS: dict[str, Callable[[int, int], nn.Module]] = {
+    SOFTMAX: lambda d, T: SoftmaxAttention(d, HEADS),
+    "aft-simple": lambda d, T: AFTSimple(d),
+    "aft-full": lambda d, T: AFTFull(d, T, FACTOR),
+    "aft-local": lambda d, T: AFTLocal(d, T, min(WINDOW, T), FACTOR),
+    "aft-conv": lambda d, T: AFTConv(d, HEADS, min(WINDOW, T)),
+    "aft-conv-2d": lambda d, T: AFTConvImage(d, HEADS),
+    DENSE: lambda d, T: Dense(d, HEADS),
+    ROTARY: lambda d, T: SoftmaxAttention(d, HEADS, rope=1.0),
+}
+#: Layers that are trained on images, on text, and that are measured alone.
+OF_IMAGES = [name for name in LAYERS if name not in (DENSE, ROTARY)]
+OF_LENGTHS = [name for name in LAYERS if name not in (ROTARY, "aft-conv-2d")]
+OF_TEXT = [name for name in LAYERS if name not in (DENSE, "aft-conv-2d")]
+
+
+def points(quick: bool) -> list[Point]:
+    lengths = (128, 256, 512, 1024) if quick else (128, 256, 512, 1024, 2048, 4096)
+    alone = [
+        ("layer", name, T, WIDTH, 1, 0, 0.0)
+        for T in lengths
+        for name in OF_LENGTHS
+        if name != DENSE or T <= 2048
+    ]
+    model = (32, 2, 800, 1e-2) if quick else (64, 4, 1500, 3e-3)
+    images = [("digits", name, PIXELS, *model) for name in OF_IMAGES]
+    texts = [
+        ("text", name, T, *model)
+        for T in LENGTHS
+        for name in OF_TEXT
+        # A few seconds teach no text.
+        if not quick and (name == "aft-local" or LENGTHS[-1] == T)
+    ]
+    names = ("task", "mixer", "T", "d_model", "layers", "budget", "lr")
+    return [
+        # The quick version reads no text, and does not have this setting.
+        dict(zip(names, each, strict=True), seed=seed)
+        | ({} if quick else {"corpus": CORPUS if task is texts else ""})
+        for task in (alone, images, texts)
+        for seed in (1, 2, 3)
+        for each in task
+    ]
+
+
+def run(point: Point) -> Point:
+    torch.manual_seed(point["seed"])
+    empty: Point = dict.fromkeys(
+        ("parameters", "loss", "train", "steps", "mib", "milliseconds", "fused")
+    )
+    mixer, T, d_model = point["mixer"], point["T"], point["d_model"]
+    if point["task"] == "layer":
+        return empty | measure(mixer, T, d_model)
+    data = digits() if point["task"] == "digits" else text(T)
+    model = build(mixer, data.symbols, T, d_model, point["layers"])
+    parameters = sum(p.numel() for p in model.parameters())
+    trained = train(model, data, point["budget"], point["lr"])
+    read = recorded(characters()[2]) if point["task"] == "text" else {}
+    return empty | {"parameters": parameters, **trained, **read}
+
+
+# --- One layer ----------------------------------------------------------
+
+
+def measure(mixer: str, T: int, d_model: int) -> Point:
+    """Run both passes of one layer, and measure memory and time.
+
+    Time is measured in turns with PyTorch's softmax attention (`fused`),
+    so that other work on the machine slows down both.
+    """
+    own, fused = (passes(name, T, d_model) for name in (mixer, SOFTMAX))
+    times = in_turns({"milliseconds": own, "fused": fused}, rounds=3, turn=0.02)
+    return {
+        "mib": peak_mib(own),
+        **{name: round(1e3 * median(each), 3) for name, each in times.items()},
+    }
+
+
+def passes(mixer: str, T: int, d_model: int) -> Callable[[], object]:
+    """Return a forward and a backward pass of one layer."""
+    layer = LAYERS[mixer](d_model, T)
+    x = torch.randn(BATCH, T, d_model, requires_grad=True)
+    inputs, dy = [x, *layer.parameters()], torch.randn(BATCH, T, d_model)
+    return lambda: torch.autograd.grad(layer(x), inputs, dy)
+
+
+# --- Training -----------------------------------------------------------
+
+
+class Data(NamedTuple):
+    """Sequences of tokens: `[count, T + 1]`, the last one is predicted only.
+
+    - `symbols`: number of different tokens.
+    - `draw`: training sequences, this many.
+    - `seen`: some of the training sequences, to evaluate.
+    - `check`, `test`: sequences to choose when training ends, and others.
+    """
+
+    symbols: int
+    draw: Callable[[int], Tensor]
+    seen: Tensor
+    check: Tensor
+    test: Tensor
+
+
+@cache
+def digits() -> Data:
+    """Return scikit-learn's digits row by row, after a start token.
+
+    The split into 1297, 200 and 300 images is the same for all seeds.
+    """
+    from sklearn.datasets import load_digits  # pip install "fwlab[reproduce]"
+
+    images = torch.from_numpy(load_digits().images).long().flatten(1)
+    mixed = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    tokens = F.pad(images, (1, 0), value=GREYS)[mixed]
+    train, check, test = tokens.split([len(tokens) - 500, 200, 300])
+
+    def draw(count: int) -> Tensor:
+        return train[torch.randint(len(train), (count,))]
+
+    return Data(GREYS + 1, draw, train[:200], check, test)
+
+
+@cache
+def characters() -> tuple[int, Tensor, str]:
+    """Return the number of different characters, the text, and its SHA-256."""
+    content = load(CORPUS)
+    vocabulary = Characters(content)
+    digest = sha256(content.encode()).hexdigest()
+    return len(vocabulary), vocabulary.encode(content), digest
+
+
+def text(T: int) -> Data:
+    """Return windows of a text: 90 % to train, 5 % to check, 5 % to test."""
+    symbols, tokens, _ = characters()
+    part = len(tokens) // 20
+    train, check, test = tokens.split([len(tokens) - 2 * part, part, part])
+    window = torch.arange(T + 1)
+
+    def cut(tokens: Tensor) -> Tensor:
+        """Cut windows side by side: as many tokens for every T."""
+        return tokens[torch.arange(16384 // T)[:, None] * T + window]
+
+    def draw(count: int) -> Tensor:
+        return train[torch.randint(len(train) - T, (count, 1)) + window]
+
+    return Data(symbols, draw, cut(train), cut(check), cut(test))
+
+
+def build(mixer: str, symbols: int, T: int, d_model: int, layers: int) -> LanguageModel:
+    """Build a model with this layer, and as many parameters as all others.
+
+    Layers with fewer biases have wider MLPs. All models have learned
+    positions, as in the paper, except that with rotary positions, and the
+    initial weights of the softmax model, which has the same projections.
+    """
+    sizes = {
+        name: sum(p.numel() for p in layer(d_model, T).parameters())
+        for name, layer in LAYERS.items()
+    }
+    d_ff = 4 * d_model + (max(sizes.values()) - sizes[mixer]) // (2 * d_model)
+    model = LanguageModel(symbols, SOFTMAX, layers, HEADS, d_model, T, d_ff)
+    if mixer == ROTARY:
+        model.positions = None
+    for block in model.blocks:
+        layer = LAYERS[mixer](d_model, T)
+        layer.load_state_dict(layer.state_dict() | block.mixer.state_dict())
+        block.mixer = layer
+    return model
+
+
+def bits(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Return the mean loss in bits per token."""
+    logits = model(tokens[:, :-1])
+    loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    return loss / log(2)
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, tokens: Tensor) -> float:
+    """Return the `bits` of many sequences, a few at a time."""
+    parts = tokens.split(max(1, TOKENS // tokens.shape[1]))
+    return sum(bits(model, part).item() * len(part) for part in parts) / len(tokens)
+
+
+def train(model: nn.Module, data: Data, budget: int, lr: float) -> Point:
+    """Train until the loss of `check` no longer falls.
+
+    - `budget`: maximum number of optimiser steps; `lr`: learning rate.
+    - Returns what came out where that loss was lowest: bits per token
+      of `test` (`loss`) and of `seen` (`train`), and the optimiser step; and
+      pairs of a step and the loss of `check`, at most 20.
+    """
+    best, reached, weights = inf, 0, model.state_dict()
+
+    def check(step: int) -> float:
+        nonlocal best, reached, weights
+        now = evaluate(model, data.check)
+        if now < best:
+            best, reached = now, step
+            weights = {name: x.clone() for name, x in model.state_dict().items()}
+        return round(now, 4)
+
+    def stop(curve: list[tuple[int, float]]) -> str:
+        waited = curve[-1][0] - reached
+        return "no longer falls" if waited == PATIENCE * EVERY else ""
+
+    count = TOKENS // (data.test.shape[1] - 1)
+    fitted = fit(
+        *(model, lambda _: data.draw(count), bits, budget, lr),
+        optimizer=partial(torch.optim.AdamW, weight_decay=0.1),
+        every=EVERY,
+        evaluate=check,
+        stop=stop,
+    )
+    model.load_state_dict(weights)
+    loss, seen = (round(evaluate(model, x), 4) for x in (data.test, data.seen))
+    return {"loss": loss, "train": seen, "steps": reached, "curve": fitted.short}
+
+
+def setup(point: Point) -> Point:
+    if point["task"] == "layer":
+        return {"batch": BATCH, "heads": HEADS}
+    return {
+        **SETUP,
+        "optimiser": "AdamW, weight decay 0.1, gradients clipped to 1",
+        "batch": TOKENS // point["T"],
+        "heads": HEADS,
+    }
+
+
+# --- What came out ------------------------------------------------------
+
+#: Bits per sub-pixel of CIFAR-10 (Table 2) and per character of enwik8
+#: (Table 4), test, and the memory of training on CIFAR-10 in GB (Table 2); 24
+#: layers of width 256.
+PUBLISHED = {
+    "digits": {"softmax": 2.86, "aft-local": 2.74, "aft-simple": 2.89},
+    "text": {"softmax": 1.130, "aft-local": 1.154, "aft-simple": 1.209},
+    "layer": {DENSE: 30.4, "aft-local": 12.8, "aft-simple": 9.5},
+}
+#: What is compared in each task: its name in claims, a column, how it is written,
+#: the table, and how our protocol differs.
+TASKS = {
+    "digits": ("digits", "loss", ".3f", "Table 2", "8 × 8 pixels, small models"),
+    "text": (
+        *("text", "loss", ".3f", "Table 4"),
+        "Shakespeare, windows of 512, small models",
+    ),
+    "layer": ("memory of one layer", "mib", ".1f", "GB, Table 2", "one layer"),
+}
+#: As in text.py, but in bits, of the last twentieth.
+TRIVIAL = {"text": 0.95 * 3.60}
+#: Layers that are in no table, which claims of ours compare with two that are.
+OURS = {"digits": ["aft-conv-2d"], "text": [ROTARY], "layer": []}
+#: What each layer is called and looks like.
+LOOKS = {
+    SOFTMAX: ("transformer", OTHER, "D", "-"),
+    DENSE: ("dense softmax", OTHER, "d", ":"),
+    "aft-simple": ("AFT-simple", INK, "v", "-"),
+    "aft-full": ("AFT-full", SERIES[0], "^", "--"),
+    "aft-local": ("AFT-local", SERIES[1], "o", "-"),
+    "aft-conv": ("AFT-conv", SERIES[2], "s", "-."),
+    "aft-conv-2d": ("AFT-conv 2-D", WRONG, "P", ""),
+    ROTARY: ("transformer, rotary positions", OTHER, "s", "--"),
+}
+NAMES = {name: title for name, (title, *_) in LOOKS.items()}
+#: The names of layers that are measured alone.
+ALONE = {**NAMES, SOFTMAX: "fused softmax"}
+
+
+def claims(points: Points) -> Iterator[Claim]:
+    texts, alone = points(task="text"), points(task="layer")
+    compared = {
+        "digits": points(task="digits"),
+        "text": texts(T=LENGTHS[-1]),
+        "layer": alone(T=max(alone(mixer=DENSE)["T"], default=0)),
+    }
+    for task, (what, y, spec, table, protocol) in TASKS.items():
+        known, some = PUBLISHED[task], compared[task]
+        # Every ordering of a published table, and ours.
+        pairs = [*combinations(sorted(known, key=known.__getitem__), 2)]
+        pairs += [(own, high) for own in OURS[task] for high in (SOFTMAX, "aft-local")]
+        for low, high in pairs:
+            listed = low in known
+            yield order(
+                f"{what}: {NAMES[low]} below {NAMES[high]}",
+                [some(mixer=name)[y] for name in (low, high)],
+                f"{known[low]:g}, {known[high]:g} ({table})" if listed else "",
+                spec=spec,
+                protocol=protocol if listed else "",
+                trivial=TRIVIAL.get(task),
+            )
+        if task == "text":
+            yield order(
+                "text: longer windows lower the loss of AFT-local, "
+                "T = 512, 256, 128, 64",
+                [texts(mixer="aft-local", T=T)["loss"] for T in LENGTHS[::-1]],
+                "1.134, 1.135, 1.154 (Table 6, T = 4096, 2048, 1024)",
+                protocol="Shakespeare, small models, which grow with the window",
+                trivial=TRIVIAL[task],
+            )
+    for name in OF_LENGTHS:
+        yield memory(name, alone(mixer=name))
+
+
+def memory(name: str, points: Points) -> Claim:
+    """Claim how memory grows where T doubles, at the greatest T."""
+    text = f"one layer, {ALONE[name]}: memory grows with T"
+    source = "" if name == SOFTMAX else "Td (Table 1)"
+    if name == DENSE:
+        text, source = f"{text}²", "T² + Td (Table 1)"
+    elif name == "aft-full":
+        text = f"{text}, biases not counted"
+    mib = plots.medians(points, "T", "mib")
+    T = max(mib, default=0)
+    if T // 2 not in mib:
+        return Claim(text, source, "–", None)
+    growth = mib[T] / mib[T // 2]
+    found = f"× {growth:.2f} where T doubles, up to {T}"
+    if name == "aft-full":
+        # As in Table 1: the biases and their gradient are not counted.
+        rest = {n: mib[n] - 2 * 4 * n * n / 2**20 for n in (T, T // 2)}
+        growth = rest[T] / rest[T // 2]
+        found = f"× {growth:.2f}; with biases {found}"
+    return Claim(text, source, found, growth > 3 if name == DENSE else growth < 2.2)
+
+
+def draw(points: Points) -> Figure:
+    texts = points(task="text")
+    alone = Points(
+        {**p, "share": p["milliseconds"] / p["fused"]} for p in points(task="layer")
+    )
+    panels = [
+        (alone, "mib", "memory, MiB"),
+        (alone, "share", "time / fused softmax"),
+    ]
+    if texts:
+        panels.insert(0, (texts, "loss", "bits per character"))
+    height = 2.6 + 2.8 * len(panels)
+    figure, (upper, *others) = plots.panels(height, len(panels) + 1)
+    difference(upper, points(task="digits"))
+    for ax, (shown, y, label) in zip(others, panels, strict=True):
+        names = NAMES if shown is texts else ALONE
+        for name, (_, *look) in LOOKS.items():
+            plots.series(ax, shown(mixer=name), *look, names[name], y, "T")
+        lengths = sorted({*shown["T"]})
+        ax.set_xscale("log", base=2)
+        if y != "loss":
+            ax.set_yscale("log", base=2)
+            ax.yaxis.set_major_formatter("{x:g}")
+        ax.set_xticks(lengths, [str(T) for T in lengths])
+        ax.set(xlabel="$T$", ylabel=label)
+    handles = {
+        str(line.get_label()): line
+        for ax in (*others, upper)
+        for line in ax.get_lines()
+        if not str(line.get_label()).startswith("_")
+    }
+    figure.legend(handles=list(handles.values()), loc="outside upper left", ncols=2)
+    return figure
+
+
+def difference(ax: Axes, points: Points) -> None:
+    """Draw how many bits per pixel more than the transformer's median, ours and
+    published.
+    """
+    zero = plots.medians(points, "mixer", "loss").get(SOFTMAX)
+    known = PUBLISHED["digits"]
+    for row, name in enumerate(OF_IMAGES):
+        _, color, marker, _ = LOOKS[name]
+        losses = points(mixer=name)["loss"]
+        if zero is not None:
+            extra = [loss - zero for loss in losses]
+            plots.marks(ax, extra, [row] * len(losses), marker, color=color, alpha=0.7)
+        if name in known:
+            off = known[name] - known[SOFTMAX]
+            label = None if row else "published, CIFAR-10"
+            plots.published(ax, {off: row}, INK, label)
+    ax.axvline(0, color=INK, linewidth=1)
+    ax.set_yticks(range(len(OF_IMAGES)), [NAMES[name] for name in OF_IMAGES])
+    ax.set_ylim(len(OF_IMAGES) - 0.5, -0.5)
+    ax.locator_params(axis="x", nbins=6)
+    ax.set_xlabel("digits: extra bits per pixel")
+
+
+if __name__ == "__main__":
+    main(__file__)

@@ -1,0 +1,116 @@
+"""Models that answer: what the experiments on recall and on counting share.
+
+A sequence asks after some of its tokens, and says nothing of the others.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from frame import Points
+from matplotlib.axes import Axes
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fwlab import plots
+from fwlab.feature_maps import DPFP
+from fwlab.layers import FastWeightAttention
+from fwlab.models import LanguageModel
+from fwlab.plots import SERIES
+
+#: The answer after a token that asks nothing.
+UNASKED = -100
+#: Tokens, and what to answer after each, both `[batch, time]`.
+Batch = tuple[Tensor, Tensor]
+WIDTH = 32
+
+
+def loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Return the mean cross-entropy of all answers of a batch."""
+    tokens, answers = batch
+    return F.cross_entropy(model(tokens).flatten(0, 1), answers.flatten())
+
+
+@torch.no_grad()
+def right(
+    model: nn.Module, tokens: Tensor, answers: Tensor, among: int | None = None
+) -> Tensor:
+    """Say of every question, in order, whether the best answer is right.
+
+    - `among`: the answer is one of this many tokens, the first; None = any token.
+    - Returns 1 or 0 for each, `[questions]`, in float64.
+    """
+    asked = answers != UNASKED
+    given = model(tokens)[asked][:, :among].argmax(-1)
+    return (given == answers[asked]).double()
+
+
+def scaled(share: float, answers: int) -> float:
+    """Scale a share of right answers: 0 is chance, 1 is perfect."""
+    return round((share - 1 / answers) / (1 - 1 / answers), 4)
+
+
+def growing(step: int, budget: int, last: int, first: int = 2) -> int:
+    """Return the size of a step: short sequences are soon learned, and help.
+
+    It grows from `first` to `last`, which it reaches before half of the budget.
+    """
+    return min(last, first + 2 * last * step // budget)
+
+
+def columns(ax: Axes, rows: Mapping[str, Points], labels: Mapping[str, str]) -> None:
+    """Draw columns of points as marks, with a row for each group of points.
+
+    - `rows`, `labels`: the groups by name, and the names of the columns in a legend.
+    """
+    for (name, label), color, marker in zip(labels.items(), SERIES, "^o", strict=False):
+        numbers = {row: own[name] for row, own in rows.items()}
+        plots.rows(ax, numbers, color, marker, label)
+
+
+def enlarge(model: nn.Module) -> None:
+    """Draw larger weights than a language model has, whose own suit larger widths."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=module.weight.shape[-1] ** -0.5)
+
+
+class Recaller(LanguageModel):
+    """A language model whose embeddings contain the token before, too.
+
+    A value then arrives together with its key, as after the short
+    convolution of today's models: no mixer has to find out which key came
+    before a value. It takes whole sequences, without `prefill` or `step`.
+
+    - `mixer`, `vocabulary`, `layers`, `heads`, `max_len`, `options`: as for
+      `LanguageModel`.
+    - `features`: "own" for those of the mixer, or "dpfp-1" instead.
+    """
+
+    def __init__(
+        self,
+        mixer: str | list[str],
+        features: str,
+        vocabulary: int,
+        layers: int,
+        heads: int,
+        max_len: int,
+        **options: Any,
+    ):
+        sizes = (layers, heads, WIDTH, max_len, 2 * WIDTH)
+        super().__init__(vocabulary, mixer, *sizes, **options)
+        self.before = nn.Embedding(vocabulary, WIDTH)
+        enlarge(self)
+        if features == "own":
+            return
+        for block in self.blocks:
+            own = block.mixer
+            block.mixer = FastWeightAttention(WIDTH, heads, DPFP(nu=1), own.rule)
+            block.mixer.load_state_dict(own.state_dict())  # features have no weights
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        before = F.pad(self.before(tokens[:, :-1]), (0, 0, 1, 0))
+        x = self._embed(tokens, 0, tokens.shape[1]) + before
+        for block in self.blocks:
+            x = block(x)
+        return self._logits(x)

@@ -1,0 +1,177 @@
+r"""How much a memory that adds can return, predicted from four numbers.
+
+A memory adds $S$ keys with one-hot values, and is then asked for the last value of every
+key. Its loss is predicted as $\frac12 (1 - D / S)$, where $D / S$ is a product of shares: of
+features, of the rank of values, and of what time leaves of the last write of a key.
+"""
+
+import random
+from statistics import mean, median
+
+import torch
+from frame import Claim, Point, Points, main
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fwlab import plots
+from fwlab.data.retrieval import loss as squared
+from fwlab.fit import SETUP, fit
+from fwlab.models.retriever import d_dot, feature_map
+from fwlab.plots import FAST, INK, TRAINED
+
+TITLE = "A law that predicts what a memory returns"
+SOURCE = "ours"
+COST = "quick: 3 min of one core; full: 25 min"
+
+#: What is drawn for each point: keys, feature map, width of a key, share of the rank of
+#: values, decay per step, and writes of each key.
+KEYS, MAPS, WIDTHS = (24, 32, 48, 64), ("linear", "dpfp-1"), (8, 12, 16, 24, 32)
+RANKS, DECAYS, WRITES = (0.25, 0.5, 0.75, 1.0), (1.0, 0.99, 0.97, 0.95, 0.9), (1, 2, 3)
+#: Predicted losses that are neither solved nor nearly nothing.
+LOW, HIGH = 0.05, 0.45
+COUNT = {True: 20, False: 200}
+BATCH, TEST, STEPS, LR = 32, 500, 800, 2e-2
+#: The law fails if the median error is above this.
+NEAR = 0.02
+
+
+def points(quick: bool) -> list[Point]:
+    """Draw different points; the first ones are the quick version."""
+    chance, found = random.Random(0), []
+    while len(found) < COUNT[quick]:
+        S = chance.choice(KEYS)
+        point = {
+            "S": S,
+            "map": chance.choice(MAPS),
+            "d_key": chance.choice(WIDTHS),
+            "rank": round(S * chance.choice(RANKS)),
+            "decay": chance.choice(DECAYS),
+            "writes": chance.choice(WRITES),
+        }
+        known = [{**p, "seed": 0} for p in found]
+        if LOW < predicted(point) < HIGH and {**point, "seed": 0} not in known:
+            found.append({**point, "seed": len(found) % 3 + 1})
+    return sorted(found, key=lambda point: point["S"])
+
+
+def predicted(point: Point) -> float:
+    r"""Return the loss of the law.
+
+    - Features: of $S$ keys, `d_dot` directions can be kept apart.
+    - Values: what is returned lies in a space of this many dimensions.
+    - Time: a write of age $a$ is left with $\gamma^a$. The last write of a key counts,
+      $n$ writes are returned, and the best factor for all of them leaves
+      $(\mathbb E \gamma^{a_\mathrm{last}})^2 / (n\, \mathbb E \gamma^{2a})$.
+    """
+    S, n, decay = point["S"], point["writes"], point["decay"]
+    features = min(1, (d_dot(point["map"], point["d_key"]) or S) / S)
+    values = point["rank"] / S
+    # The writes of a key are at n of n S places in random order; the last is the youngest.
+    ages = range(n * S)
+    youngest = [(1 - a / (n * S)) ** (n - 1) * n / (n * S) for a in ages]
+    last = sum(p * decay**a for p, a in zip(youngest, ages, strict=True)) / sum(
+        youngest
+    )
+    time = last**2 / (n * mean(decay ** (2 * a) for a in ages))
+    return (1 - features * values * time) / 2
+
+
+class Memory(nn.Module):
+    """A memory that only adds, with learned keys and fixed directions for values.
+
+    - `point`: the settings.
+    """
+
+    def __init__(self, point: Point):
+        super().__init__()
+        S, width = point["S"], point["d_key"]
+        self.decay, self.phi = point["decay"], feature_map(point["map"], width)
+        self.keys, self.queries = (
+            nn.Parameter(torch.randn(S, width)) for _ in range(2)
+        )
+        self.scale = nn.Parameter(torch.tensor(1 / (self.phi.width(width))))
+        Q = torch.linalg.qr(torch.randn(S, point["rank"])).Q
+        self.register_buffer("values", Q @ Q.mT)  # all that can be returned
+
+    def forward(self, keys: Tensor, values: Tensor) -> Tensor:
+        """Answer `[batch, S, S]` for sequences `[batch, writes]` of keys and values."""
+        k, q = self.phi(self.keys), self.phi(self.queries)
+        match = F.embedding(keys, (q @ k.mT).mT).mT * self.scale  # [batch, S, writes]
+        age = torch.arange(keys.shape[1]).flip(0)
+        weights = match * self.decay**age
+        found = weights @ F.one_hot(values, len(self.keys)).to(weights)
+        return found @ self.values
+
+
+def draw_pairs(count: int, S: int, writes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw sequences in which each key is written so often, with random values.
+
+    - Returns keys and values `[count, writes * S]`, and the last value of each key.
+    """
+    keys = torch.rand(count, writes * S).argsort(-1) % S
+    values = torch.rand(count, writes * S).argsort(-1) % S
+    step = torch.arange(writes * S).expand_as(keys)
+    last = torch.zeros(count, S, dtype=torch.long)
+    last = last.scatter_reduce(1, keys, step, "amax", include_self=False)
+    return keys, values, values.gather(1, last)
+
+
+def error(model: Memory, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    keys, values, last = batch
+    return squared(model(keys, values).flatten(0, 1), last.flatten())
+
+
+def run(point: Point) -> Point:
+    torch.manual_seed(point["seed"])
+    model, size = Memory(point), (point["S"], point["writes"])
+    fitted = fit(model, lambda _: draw_pairs(BATCH, *size), error, STEPS, LR)
+    with torch.no_grad():
+        loss = round(error(model, draw_pairs(TEST, *size)).item(), 5)
+    law = round(predicted(point), 5)
+    return {"loss": loss, "predicted": law, "curve": fitted.curve}
+
+
+def setup(point: Point) -> Point:
+    return SETUP | {"batch": BATCH, "steps": STEPS, "lr": LR}
+
+
+def claims(points: Points):
+    """All were written down before the runs."""
+    off = [abs(p["loss"] - p["predicted"]) for p in points]
+    whole = len(points) in COUNT.values()
+    yield Claim(
+        f"the median error of {COUNT[len(points) < 200]} predicted losses is at most {NEAR}",
+        "",
+        f"{median(off):.4f}, the largest {max(off):.3f}",
+        median(off) <= NEAR if whole else None,
+    )
+    below = [p["predicted"] - p["loss"] for p in points]
+    yield Claim(
+        f"no loss is below the law by more than {NEAR}",
+        "",
+        f"at most {max(below):.4f} below it",
+        max(below) <= NEAR if whole else None,
+    )
+
+
+def draw(points: Points) -> Figure:
+    figure, (ax,) = plots.panels(4.2)
+    ax.plot([0, 0.5], [0, 0.5], color=INK, linewidth=1)
+    for name, color, marker in (("linear", TRAINED, "s"), ("dpfp-1", FAST, "o")):
+        own = points(map=name)
+        label = {"linear": "ELU + 1", "dpfp-1": "DPFP"}[name]
+        plots.marks(
+            *(ax, own["predicted"], own["loss"], marker),
+            color=color,
+            alpha=0.6,
+            markersize=5,
+            label=label,
+        )
+    ax.set(xlabel="predicted loss", ylabel="loss after training")
+    plots.legend(figure, ax, 2)
+    return figure
+
+
+if __name__ == "__main__":
+    main(__file__)

@@ -1,0 +1,430 @@
+r"""What does an error-correcting write buy?
+
+The delta rule removes what its memory returns for a key before it writes. Its gain over
+adding is a share of decay, which any removal of the same strength brings, and a share of
+content, which needs the key itself. Layers here differ only in the direction $e$ that is
+erased: $W \leftarrow W (I - \beta\, e e^\top) + \beta\, v k^\top$ with $|e| = |k|$.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from hashlib import sha256
+from math import inf, isfinite
+from statistics import median
+from typing import Any
+
+import torch
+from frame import Claim, Point, Points, holds, main, order
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fwlab import plots
+from fwlab.data import Characters, corpus
+from fwlab.data.retrieval import loss as recall_loss
+from fwlab.feature_maps import DPFP, ELU1, Identity, l2_normalize, sum_normalize
+from fwlab.fit import SETUP, fit
+from fwlab.models import LanguageModel, Mixer
+from fwlab.plots import FAST, INK, OTHER, SERIES, TRAINED
+
+TITLE = "What an error-correcting write buys"
+SOURCE = "ours"
+COST = "quick: 10 min of one core; full: 5 hours"
+
+#: What is erased before a write; of a strength that the own key decides.
+NONE, FADE, FIXED, OTHERS = (
+    "nothing",
+    "everything",
+    "a fixed direction",
+    "another's key",
+)
+PREVIOUS, CENTRED, OWN = "the previous key", "the key without its mean", "the key"
+ERASED = (NONE, FADE, FIXED, OTHERS, PREVIOUS, CENTRED, OWN)
+#: Feature maps, and what divides keys and queries.
+MAPS = {
+    "ELU + 1": (ELU1(), sum_normalize),
+    "DPFP": (DPFP(nu=1), sum_normalize),
+    "unit keys": (Identity(), l2_normalize),
+}
+#: Tasks: pairs of which a share of the keys returns with a new value, and texts.
+RETURNS = {"pairs, 0": 0.0, "pairs, 0.1": 0.1, "pairs, 0.3": 0.3, "pairs, 1": 1.0}
+TEXTS = {"Shakespeare": "shakespeare", "source code": "python"}
+RATES = {"pairs": (1e-2, 3e-2, 1e-1), "text": (4e-3, 1e-2, 2.5e-2)}
+STEPS = {"pairs": 400, "text": 1000}
+SEEDS = (1, 2, 3, 4, 5)
+#: Keys and values, sequences of a step and of a test, and the width of a key.
+PAIRS, BATCH, TEST, WIDTH = 16, 32, 2000, 32
+#: Of the language models.
+LAYERS, HEADS, D_MODEL, WINDOW, WINDOWS = 2, 4, 64, 64, 8
+
+
+def points(quick: bool) -> list[Point]:
+    tasks = ["pairs, 0.3", "source code"] if quick else [*RETURNS, *TEXTS]
+    return [
+        {
+            **{"task": task, "corpus": TEXTS.get(task, ""), "map": name},
+            **{"erased": erased, "lr": lr, "seed": seed},
+        }
+        for seed in (SEEDS[:3] if quick else SEEDS)
+        for task in tasks
+        for name in (["ELU + 1"] if quick else MAPS)
+        for erased in ((NONE, FIXED, OWN) if quick else ERASED)
+        for lr in RATES[kind(task)]
+    ]
+
+
+def kind(task: str) -> str:
+    return "text" if task in TEXTS else "pairs"
+
+
+def run(point: Point) -> Point:
+    torch.manual_seed(point["seed"])
+    train = {"text": train_text, "pairs": train_pairs}[kind(point["task"])]
+    return train(point, STEPS[kind(point["task"])])
+
+
+def rounded(loss: Tensor) -> float | None:
+    """Round a loss; None if it is not finite."""
+    return round(loss.item(), 5) if isfinite(loss) else None
+
+
+# --- The layer --------------------------------------------------------------
+
+
+class Erasing(nn.Module):
+    """The layer of the delta rule, but for what it erases.
+
+    - `d_model`, `heads`, `width`: of the inputs; number and width of heads.
+    - `name`, `erased`: of `MAPS`, and of `ERASED`.
+    """
+
+    def __init__(self, d_model: int, heads: int, width: int, name: str, erased: str):
+        super().__init__()
+        self.heads, self.erased = heads, erased
+        self.phi, self.normalize = MAPS[name]
+        self.to_q, self.to_k, self.to_v = (
+            nn.Linear(d_model, heads * width, bias=False) for _ in "qkv"
+        )
+        self.to_beta = nn.Linear(d_model, heads)
+        self.to_out = nn.Linear(heads * width, d_model, bias=False)
+        self.register_buffer("mean", torch.zeros(heads, 1, self.phi.width(width)))
+
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
+        """Mix `x` `[batch, time, d_model]` along time; the same shape."""
+        q, k = (
+            self.normalize(self.phi(self._split(f(x)))) for f in (self.to_q, self.to_k)
+        )
+        v, beta = self._split(self.to_v(x)), self.to_beta(x).sigmoid().mT
+        y = self.remember(q, k, v, beta)
+        return self.to_out(y.transpose(1, 2).flatten(-2))
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def remember(self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+        """Read with each query after the write of its step.
+
+        - `q`, `k`, `v`: `[batch, heads, time, width]`; `beta`: without the width.
+        """
+        if self.erased == NONE:
+            return (q @ k.mT * beta[..., None, :]).tril() @ v
+        if self.erased == FADE:  # by the factor that the delta rule has along its key
+            kept = (1 - beta * k.square().sum(-1)).clamp(min=1e-6).log().cumsum(-1)
+            left = (kept[..., :, None] - kept[..., None, :]).tril().exp()
+            return (q @ k.mT * left * beta[..., None, :]).tril() @ v
+        return erase(q, k, v, beta, self.direction(k))
+
+    def direction(self, k: Tensor) -> Tensor:
+        """Return what is erased, as long as the key of the step, and shaped like it."""
+        if self.training and self.erased == CENTRED:
+            keys = k.detach()  # those of steps that write nothing are 0
+            now = (keys.sum((0, 2)) / keys.any(-1).sum((0, 2))[:, None])[:, None]
+            self.mean.lerp_(now, 0.05 if self.mean.any() else 1.0)
+        e = {
+            OWN: lambda: k,
+            FIXED: lambda: torch.ones_like(k),
+            OTHERS: lambda: k.roll(1, 0),  # of another sequence, at the same step
+            PREVIOUS: lambda: F.pad(k, (0, 0, 1, 0))[..., :-1, :],
+            CENTRED: lambda: k - self.mean,
+        }[self.erased]()
+        return F.normalize(e, dim=-1) * k.norm(dim=-1, keepdim=True)
+
+
+def erase(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, e: Tensor) -> Tensor:
+    r"""Compute all steps of $W \leftarrow W (I - \beta e e^\top) + \beta v k^\top$ at once.
+
+    What is erased at a step, $u_t = W_{t-1} e_t$, solves a triangular system:
+    $u_t = \sum_{s<t} \beta_s (v_s\, k_s \cdot e_t - u_s\, e_s \cdot e_t)$.
+    """
+    beta = beta[..., None, :]
+    reads = (e @ k.mT * beta).tril(-1) @ v
+    system = (e @ e.mT * beta).tril(-1)
+    u = torch.linalg.solve_triangular(system, reads, upper=False, unitriangular=True)
+    return (q @ k.mT * beta).tril() @ v - (q @ e.mT * beta).tril() @ u
+
+
+# --- Pairs ------------------------------------------------------------------
+
+
+def draw_pairs(count: int, returns: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw sequences in which a share of the keys returns with another value.
+
+    - Returns keys and values `[count, writes]` in random order, where every key is
+      written once or twice, and the last value of each key `[count, PAIRS]`.
+    """
+    every = torch.rand(count, PAIRS).argsort(-1)
+    keys = torch.cat([every, every[:, : round(returns * PAIRS)]], -1)
+    keys = keys.gather(1, torch.rand(keys.shape).argsort(-1))
+    values = torch.randint(PAIRS, keys.shape)
+    step = torch.arange(keys.shape[1]).expand_as(keys)
+    last = torch.zeros(count, PAIRS, dtype=torch.long)
+    last = last.scatter_reduce(1, keys, step, "amax", include_self=False)
+    return keys, values, values.gather(1, last)
+
+
+class Memory(nn.Module):
+    """One layer that writes pairs, and is then asked for every key."""
+
+    def __init__(self, name: str, erased: str):
+        super().__init__()
+        self.layer = Erasing(WIDTH, 1, WIDTH, name, erased)
+        self.embedding = nn.Embedding(PAIRS, WIDTH)
+
+    def forward(self, keys: Tensor, values: Tensor) -> Tensor:
+        """Answer `[batch, PAIRS, PAIRS]`: what each key holds, as one number per value."""
+        layer, asked = self.layer, PAIRS
+        k, q = self.embedding(keys), self.embedding.weight.expand(len(keys), -1, -1)
+        beta = layer.to_beta(k).sigmoid()[..., 0]
+        k, q = (
+            layer.normalize(layer.phi(f(x)))
+            for f, x in ((layer.to_k, k), (layer.to_q, q))
+        )
+        # The queries follow as steps that write nothing.
+        q, k = F.pad(q, (0, 0, k.shape[1], 0)), F.pad(k, (0, 0, 0, asked))
+        v = F.pad(F.one_hot(values, PAIRS).to(k), (0, 0, 0, asked))
+        beta = F.pad(beta, (0, asked))
+        return layer.remember(*(x[:, None] for x in (q, k, v, beta)))[:, 0, -asked:]
+
+
+def error(model: Memory, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """Return half of the squared distance to the right value, as in `capacity`."""
+    keys, values, last = batch
+    return recall_loss(model(keys, values).flatten(0, 1), last.flatten())
+
+
+def train_pairs(point: Point, steps: int) -> Point:
+    returns = RETURNS[point["task"]]
+    model = Memory(point["map"], point["erased"])
+    fitted = fit(model, lambda _: draw_pairs(BATCH, returns), error, steps, point["lr"])
+    with torch.no_grad():
+        tests = (error(model.eval(), draw_pairs(TEST, returns)) for _ in range(2))
+        chosen, loss = (rounded(x) for x in tests)
+    return {
+        "loss": loss,
+        "chosen_by": chosen,
+        "returned": returns,
+        "curve": fitted.curve,
+    }
+
+
+# --- Text -------------------------------------------------------------------
+
+
+@cache
+def tokens(task: str) -> tuple[Point, int, Tensor, Tensor, Tensor]:
+    """Return which text was read, its number of different characters, and its parts:
+    for training, to choose a rate, and for the score.
+    """
+    content = corpus(TEXTS[task])[:1_000_000]
+    characters = Characters(content)
+    encoded = characters.encode(content).long()
+    part = len(encoded) // 20
+    parts = encoded.split([len(encoded) - 2 * part, part, part])
+    read = {
+        "corpus_name": f"{task}, up to a million characters",
+        "corpus_sha256": sha256(content.encode()).hexdigest()[:12],
+    }
+    return read, len(characters), *parts
+
+
+def draw_text(text: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Draw windows of a text, and the characters that follow."""
+    starts = torch.randint(len(text) - WINDOW, (count, 1)) + torch.arange(WINDOW + 1)
+    windows = text[starts]
+    return windows[:, :-1], windows[:, 1:]
+
+
+def cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    inputs, targets = batch
+    return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+
+
+def train_text(point: Point, steps: int) -> Point:
+    read, symbols, text, *tests = tokens(point["task"])
+    width = D_MODEL // HEADS
+    mixer = Mixer(
+        lambda s: Erasing(s.d_model, s.heads, width, point["map"], point["erased"])
+    )
+    model = LanguageModel(symbols, mixer, LAYERS, HEADS, D_MODEL, WINDOW)
+    fitted = fit(
+        *(model, lambda _: draw_text(text, WINDOWS), cross_entropy, steps, point["lr"])
+    )
+    model.eval()
+    with torch.no_grad():
+        windows = [test[: len(test) // (WINDOW + 1) * (WINDOW + 1)] for test in tests]
+        windows = [test.view(-1, WINDOW + 1)[:600] for test in windows]
+        chosen, loss = (
+            rounded(cross_entropy(model, (w[:, :-1], w[:, 1:]))) for w in windows
+        )
+    return {
+        "loss": loss,
+        "chosen_by": chosen,
+        "returned": returned(windows[1]),
+        "curve": fitted.curve,
+        **read,
+    }
+
+
+def returned(windows: Tensor) -> float:
+    """Measure how often a character returns, and another one follows it than before.
+
+    - `windows`: `[count, time]`.
+    - Returns the share of all characters that have a successor.
+    """
+    now, after = windows[:, :-1], windows[:, 1:]
+    earlier = (now[:, :, None] == now[:, None]).tril(-1)
+    step = torch.arange(now.shape[1])
+    last = torch.where(earlier, step, -1).amax(-1)
+    again = after.gather(1, last.clamp(min=0)) != after
+    return round(((last >= 0) & again).double().mean().item(), 4)
+
+
+# --- What came out ----------------------------------------------------------
+
+
+def best(points: Points) -> Points:
+    """Keep the learning rate of the lowest loss on other data than is scored.
+
+    Rates of which fewer seeds have run than of others do not count.
+    """
+    kept = Points()
+    for own in points.by("task", "map", "erased").values():
+        rates = own.by("lr").values()
+        most = max(map(len, rates))
+        kept += min((x for x in rates if len(x) == most), key=chosen_by)
+    return kept
+
+
+def chosen_by(points: Points) -> float:
+    return median(inf if x is None else x for x in points["chosen_by"])
+
+
+def shares(points: Points, control: str) -> list[float]:
+    """Divide the gain of a control, seed by seed, by the median gain of the delta rule."""
+    losses = {
+        name: {
+            p["seed"]: inf if p["loss"] is None else p["loss"]
+            for p in points(erased=name)
+        }
+        for name in (NONE, control, OWN)
+    }
+    seeds = losses[NONE].keys() & losses[control].keys() & losses[OWN].keys()
+    gain = median(losses[NONE].values()) - median(losses[OWN].values())
+    return [(losses[NONE][s] - losses[control][s]) / gain for s in sorted(seeds)]
+
+
+def gains(points: Points) -> bool:
+    """Tell whether the delta rule ends below adding with every seed."""
+    own, none = (points(erased=name)["loss"] for name in (OWN, NONE))
+    return bool(own and none) and None not in own + none and max(own) < min(none)
+
+
+def content(points: Points) -> list[float]:
+    """Return one minus the share of a fixed direction, of every seed.
+
+    Without a gain that all seeds show, there is nothing to share: none.
+    """
+    return [1 - x for x in shares(points, FIXED)] if gains(points) else []
+
+
+def claims(points: Points) -> Iterator[Claim]:
+    """Say whether the hypotheses hold, which were written down before the runs; and
+    where the delta rule gains anything.
+    """
+    chosen = best(points)
+    for name in [name for name in MAPS if chosen(map=name)]:
+        some = chosen(map=name)
+        own = {task: content(some(task=task)) for task in (*RETURNS, *TEXTS)}
+        if len({p["task"] for p in points}) > 2:
+            rising = {
+                task: own[task] for task in ("pairs, 0.1", "pairs, 0.3", "pairs, 1")
+            }
+            yield order(
+                f"{name}: the share of content grows with the share of keys that return",
+                [*rising.values()],
+                spec=".2f",
+            )
+        for task in TEXTS if name == "ELU + 1" else ():
+            yield holds(
+                f"{name}, {task}: the share of content is below a quarter",
+                own[task],
+                lambda x: x < 0.25,
+                spec=".2f",
+            )
+        for task in own:
+            here = some(task=task)
+            sides = [here(erased=OWN)["loss"], here(erased=NONE)["loss"]]
+            if any(sides):
+                yield order(f"{name}, {task}: erasing the key ends below adding", sides)
+
+
+def place(point: Point) -> float:
+    """Return the share of a task's steps whose key returns, and has another value.
+
+    Of texts it is measured. Of pairs, a share `r` of the keys returns: `r` of `1 + r`
+    writes, and one in `PAIRS` of these has the value of before.
+    """
+    r = point["returned"]
+    return r if point["task"] in TEXTS else r / (1 + r) * (1 - 1 / PAIRS)
+
+
+def draw(points: Points) -> Figure:
+    """Draw the shares of the gain over how often keys return."""
+    chosen = best(points)
+    names = [name for name in MAPS if chosen(map=name)]
+    looks = {
+        FADE: (INK, "v"),
+        FIXED: (OTHER, "s"),
+        OTHERS: (SERIES[1], "D"),
+        PREVIOUS: (SERIES[2], "^"),
+        CENTRED: (TRAINED, "P"),
+        OWN: (FAST, "o"),
+    }
+    figure, axes = plots.panels(2.6 * len(names) + 0.6, len(names), sharex=True)
+    for ax, name in zip(axes, names, strict=True):
+        shown = [own for own in chosen(map=name).by("task").values() if gains(own)]
+        for erased, (color, marker) in looks.items():
+            rows = Points(
+                {"at": place(own[0]), "share": share}
+                for own in shown
+                for share in shares(own, erased)
+            )
+            plots.series(ax, rows, color, marker, "", erased, "share", "at")
+        ax.axhline(0, color=INK, linewidth=0.8)
+        ax.axhline(1, color=FAST, linewidth=0.8)
+        ax.set(title=name, ylabel="share of the delta rule's gain")
+    axes[-1].set_xlabel("steps whose key returns with another value")
+    plots.legend(figure, axes[0], 2)
+    return figure
+
+
+def setup(point: Point) -> Point:
+    steps = STEPS[kind(point["task"])]
+    if point["task"] in TEXTS:
+        sizes = {"layers": LAYERS, "heads": HEADS, "width": D_MODEL, "window": WINDOW}
+        return SETUP | sizes | {"batch": WINDOWS, "steps": steps}
+    return SETUP | {"width": WIDTH, "keys": PAIRS, "batch": BATCH, "steps": steps}
+
+
+if __name__ == "__main__":
+    main(__file__)

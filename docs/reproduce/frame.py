@@ -1,0 +1,611 @@
+"""Run a published table or figure again: points, what they say, and their figure.
+
+`docs/reproduce/NAME.py` is an experiment: it has a TITLE, a SOURCE and a COST, and functions
+`points`, `run`, `claims`, `draw` and perhaps `setup`, as `Experiment` says. The command
+`python docs/reproduce/NAME.py --quick` runs it. What came out lies beside it, as NAME.json
+and NAME.quick.json.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import pairwise
+from math import inf, isinf
+from operator import gt, lt
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+import torch
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+from fwlab import plots
+from fwlab.files import destination, read_json, replacing, write_json
+from fwlab.provenance import provenance
+
+HERE = Path(__file__).parent
+#: All experiments, in the order of the index.
+NAMES = (
+    *("erasing", "capacity-law"),
+    *("capacity", "overwrite", "favor-underflow", "ablation", "language-model"),
+    *("recall", "state-size", "translation", "aft", "aft-stability"),
+    *("feedback-variables", "feedback-depth", "feedback-curriculum"),
+    *("state-tracking", "reversal", "replacing", "regression"),
+    *("mqar", "length", "formal", "hybrid"),
+)
+#: The settings of a point and its results, as plain values.
+Point = dict[str, Any]
+#: Numbers of all seeds; None = a run that failed, which counts as an infinite loss.
+Numbers = Sequence[float | None]
+
+
+class Points(list[Point]):
+    """A table of points: calling it selects rows, a name gives a column.
+
+    `Points(points)(rule="delta")["loss"]` are the losses of the delta rule.
+    """
+
+    def __call__(self, **wanted: Any) -> "Points":
+        return Points(p for p in self if all(p[k] == x for k, x in wanted.items()))
+
+    def __getitem__(self, name: Any) -> Any:
+        return [p[name] for p in self] if isinstance(name, str) else list(self)[name]
+
+    def by(self, *columns: str) -> "dict[Any, Points]":
+        """Group the points by the values of one column, or by tuples of several."""
+        groups: dict[Any, Points] = {}
+        for p in self:
+            at = tuple(p[name] for name in columns)
+            groups.setdefault(at if len(at) > 1 else at[0], Points()).append(p)
+        return groups
+
+
+# --- Claims ---------------------------------------------------------------
+
+
+class Claim(NamedTuple):
+    """One claim, and what came out.
+
+    - `text`: the claim.
+    - `published`: the published numbers with their table; "" = nobody has
+      published any: a claim of ours.
+    - `found`: our numbers, medians with the range over seeds, as text.
+    - `holds`: whether it holds of the medians; None = not run.
+    - `apart`: whether all seeds agree: all of one side are below all of the
+      other's. None = nothing to compare, or fewer than three seeds.
+    - `protocol`: how our protocol differs from the published one; "" = it
+      does not.
+    - `seeds`: the fewest seeds behind a number that decides.
+    - `trained`: whether all models have learned more than what is trivial.
+    """
+
+    text: str
+    published: str
+    found: str
+    holds: bool | None
+    apart: bool | None = None
+    protocol: str = ""
+    seeds: int = 3
+    trained: bool = True
+
+    @property
+    def verdict(self) -> str:
+        """The word or two for what came out; overlapping seeds are no yes."""
+        if self.holds is None:
+            return "not run"
+        if not self.trained:
+            return "not trained far enough"
+        if self.apart is False:
+            return "seeds overlap"
+        if self.seeds < 3:
+            return "one seed"
+        yes, no = ("reproduced", "not") if self.published else ("holds", "does not")
+        return yes if self.holds else no
+
+
+def order(
+    text: str,
+    sides: Mapping[Any, Numbers] | Sequence[Numbers],
+    published: str = "",
+    *,
+    sign: str = "<",
+    spec: str = ".3f",
+    protocol: str = "",
+    trivial: float | None = None,
+) -> Claim:
+    """Claim that sides are in this order, by their medians.
+
+    - `text`, `published`, `protocol`: as in `Claim`; `{}` in the text stands for
+      the names of the sides with the sign between them.
+    - `sides`: the numbers of each, perhaps by name. An empty side was not run.
+    - `sign`: "<", or ">" if the largest come first.
+    - `spec`: how numbers are written.
+    - `trivial`: a loss that needs no training; if the median of a side is not below
+      it, that model says nothing about its layers.
+    - `apart` of the claim: neighbouring sides do not overlap, all if it holds,
+      and otherwise two that are in the wrong order.
+    """
+    if isinstance(sides, Mapping):
+        text = text.replace("{}", f" {sign} ".join(map(str, sides)))
+        sides = [*sides.values()]
+    before = {"<": lt, ">": gt}[sign]
+    numbers = [_numbers(side) for side in sides]
+    yes = apart = None
+    if all(numbers):
+        right = [before(median(a), median(b)) for a, b in pairwise(numbers)]
+        yes = all(right)
+        if min(map(len, numbers)) >= 3:
+            # Of a chain that does not hold, one pair that is reversed is enough.
+            clear = [
+                max(a) < min(b) or max(b) < min(a)
+                for (a, b), good in zip(pairwise(numbers), right, strict=True)
+                if yes or not good
+            ]
+            apart = all(clear) if yes else any(clear)
+    found = _against(numbers, spec)
+    seeds = min(map(len, numbers), default=0)
+    trained = trivial is None or all(median(x) < trivial for x in numbers if x)
+    return Claim(text, published, found, yes, apart, protocol, seeds, trained)
+
+
+def holds(
+    text: str,
+    numbers: Numbers,
+    true: Callable[[float], bool],
+    published: str = "",
+    *,
+    spec: str = ".3f",
+    protocol: str = "",
+) -> Claim:
+    """Claim that something is true of a median.
+
+    - `numbers`: of all seeds; none = not run.
+    - `apart` of the claim: it is true of all seeds, or of none.
+    """
+    side = _numbers(numbers)
+    yes = true(median(side)) if side else None
+    apart = len({true(x) for x in side}) == 1 if len(side) >= 3 else None
+    found = _against([side], spec)
+    return Claim(text, published, found, yes, apart, protocol, len(side))
+
+
+def every(
+    text: str,
+    groups: Mapping[Any, Numbers],
+    true: Callable[[float], bool],
+    published: str = "",
+    *,
+    spec: str = ".4f",
+    x: str = "S",
+    worst: Callable[[float], float] | None = None,
+    protocol: str = "",
+) -> Claim:
+    """Claim that something is true of every group, such as every size.
+
+    - `groups`: the numbers of all seeds of each group, by its value of `x`. While
+      some are empty, a claim that holds of the others is not run.
+    - `true`: of the median of a group.
+    - `spec`, `x`: how numbers are written, and after them their group.
+    - `worst`: show only one group, the one whose median has the largest value of
+      this: of those that fail, if there are any, and among them of those whose
+      seeds agree; otherwise of those whose seeds do not; None = show all.
+    - `apart` of the claim: whether all seeds agree, of all groups if it holds,
+      and otherwise of one that fails; None where they do, but are fewer than
+      three.
+    """
+    run = {at: _numbers(numbers) for at, numbers in groups.items() if numbers}
+    middle = {at: median(numbers) for at, numbers in run.items()}
+    good = {at: true(number) for at, number in middle.items()}
+    agree = {at: len({*map(true, numbers)}) == 1 for at, numbers in run.items()}
+    shown = [*run]
+    if worst is not None and run:
+        rank = {
+            at: (not good[at], good[at] != agree[at], worst(middle[at])) for at in run
+        }
+        shown = [max(run, key=rank.__getitem__)]
+    found = ", ".join(
+        f"{_range(run[at], spec)} ({f'{x} = {at}' if x else at})" for at in shown
+    )
+    if len(shown) < len(run):
+        found += f", the worst of {len(run)}"
+    yes = (True if len(run) == len(groups) else None) if all(good.values()) else False
+    # One group that fails is enough, whatever the seeds of others say.
+    decide = [at for at in run if yes is not False or not good[at]]
+    sure = [agree[at] and len(run[at]) >= 3 for at in decide]
+    if yes is False:
+        apart = (
+            True if any(sure) else None if any(agree[at] for at in decide) else False
+        )
+    else:
+        apart = (
+            False if not all(agree.values()) else True if sure and all(sure) else None
+        )
+    if yes is False:  # one group is enough, and best the one of most seeds
+        fewest = max((len(run[at]) for at in decide if agree[at]), default=3)
+    else:
+        fewest = min((len(run[at]) for at in decide), default=3)
+    return Claim(text, published, found or "–", yes, apart, protocol, fewest)
+
+
+def _numbers(side: Numbers) -> list[float]:
+    return [inf if x is None else x for x in side]
+
+
+def _against(sides: Sequence[Sequence[float]], spec: str) -> str:
+    return " against ".join(_range(side, spec) for side in sides if side) or "–"
+
+
+def _range(numbers: Sequence[float], spec: str) -> str:
+    """Write the median, with the range where there are several numbers."""
+    low, middle, high = (
+        "failed" if isinf(x) else f"{x:{spec}}"
+        for x in (min(numbers), median(numbers), max(numbers))
+    )
+    return middle if len(numbers) == 1 else f"{middle} [{low}, {high}]"
+
+
+def verdict(claims: Iterable[Claim]) -> str:
+    """Sum up the published claims, or, where there are none, those of ours.
+
+    - Returns "reproduced", "partly", "not", "undecided" (too few seeds, say) or
+      "not run"; of claims of ours "ours: holds", "ours: partly" and so on.
+    """
+    known = list(claims)
+    counted = [claim for claim in known if claim.published] or known
+    words = {claim.verdict for claim in counted}
+    run = words - {"not run"}
+    if not run:
+        return "not run"
+    if not run & {"reproduced", "not", "holds", "does not"}:
+        word = "undecided"
+    else:
+        word = run.pop() if len(run) == 1 else "partly"
+    so_far = " so far" if "not run" in words else ""
+    return f"{'' if counted[0].published else 'ours: '}{word}{so_far}"
+
+
+# --- Figures --------------------------------------------------------------
+
+
+def panels(
+    points: Points,
+    column: str,
+    titles: Mapping[Any, str],
+    looks: Mapping[Any, Sequence[str]],
+    x: str,
+    y: str = "loss",
+    *,
+    lines: str = "rule",
+    law: Callable[[Any, Point], float | None] | None = None,
+    labels: tuple[str, str] = ("", ""),
+    height: float = 1.9,
+) -> Figure:
+    """Draw a panel for each value of a column, and in it a series for each look.
+
+    - `titles`: of the panels, by that value.
+    - `looks`: colour, marker and perhaps line of each value of the column `lines`.
+    - `x`, `y`, `labels`: columns, and what the axes are called.
+    - `law`: of a value of `lines` and the settings of a point, a line to draw.
+    """
+    figure, axes = plots.grid(len(titles), labels[0] or x, labels[1] or y, height)
+    for ax, (at, title) in zip(axes, titles.items(), strict=True):
+        for name, look in looks.items():
+            own = points(**{column: at, lines: name})
+            color, marker, line = (*look, "")[:3]
+            plots.series(ax, own, color, marker, line, str(name), y, x)
+            if law and own and law(name, own[0]) is not None:
+                steps = range(min(own[x]), max(own[x]) + 1)
+                ax.plot(steps, [law(name, own[0] | {x: n}) for n in steps], color=color)
+        ax.set_title(title)
+    plots.legend(figure, axes[0], columns=3)
+    return figure
+
+
+# --- Experiments ----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One published figure or table.
+
+    - `name`: of its page, its script and its files.
+    - `title`: a few words for lists.
+    - `source`: where it was published.
+    - `cost`: time of the full and of the quick version.
+    - `points`: the points of the full or (True) of the quick version,
+      each with what identifies it.
+    - `run`: what running a point adds to it.
+    - `claims`: what the points say about the claims.
+    - `draw`: the figure of the points.
+    - `setup`: hyper-parameters of a point that are not among its settings.
+    """
+
+    name: str
+    title: str
+    source: str
+    cost: str
+    points: Callable[[bool], list[Point]]
+    run: Callable[[Point], Point]
+    claims: Callable[[Points], Iterable[Claim]]
+    draw: Callable[[Points], Figure]
+    setup: Callable[[Point], Mapping[str, Any]]
+
+
+def load(name: str) -> Experiment:
+    """Import an experiment: a script with the names that `Experiment` lists."""
+    script = import_module(name)
+    about = script.TITLE, script.SOURCE, script.COST
+    does = script.points, script.run, script.claims, script.draw
+    return Experiment(name, *about, *does, getattr(script, "setup", lambda point: {}))
+
+
+def results(name: str, quick: bool, folder: Path = HERE) -> dict[str, Any] | None:
+    """Read what was collected; None = nothing yet.
+
+    - Returns the results, with `points` as `Points`.
+    - Raises `ValueError`, which names the file, if it holds something else.
+    """
+    path = folder / f"{name}{'.quick' * quick}.json"
+    if not path.is_file():
+        return None
+    data = read_json(path)
+    try:
+        found = {**data, "points": Points(data["points"])}
+        if data["experiment"] == name and data["runs"]:
+            return found
+    except (TypeError, KeyError):
+        pass
+    raise ValueError(f"{path} is not what {name}.py writes")
+
+
+class Runs:
+    """The points of an experiment, and those of them that are finished.
+
+    Each finished point is a file, so that a run that was stopped, in any way,
+    continues where it was, and several machines can share a folder.
+
+    - `quick`: the quick version instead of the full one.
+    - `out`: the folder for the results.
+    """
+
+    def __init__(self, experiment: Experiment, quick: bool, out: Path = HERE):
+        self.experiment, self.quick, self.out = experiment, quick, out
+        self.points = experiment.points(quick)
+        self.name = f"{experiment.name}{'.quick' * quick}"
+
+    def read(self, index: int) -> dict[str, Any] | None:
+        """Read a finished point and its provenance; None = not finished, as it is
+        if its settings have changed since.
+        """
+        path = self._path(index)
+        try:
+            saved = read_json(path) if path.is_file() else None
+            return saved if saved and self._is(index, saved["point"]) else None
+        except (ValueError, TypeError, KeyError, AttributeError):
+            warnings.warn(f"{path} is damaged: its point runs again", stacklevel=1)
+            return None
+
+    def run(self, index: int, made_by: dict[str, Any] | None = None) -> Point:
+        """Run a point and save it, in one thread.
+
+        - `made_by`: its provenance; None = find it out.
+        - Returns it with what running it has found, its time in seconds (on
+          the clock, and of the processor) and its `setup`.
+        """
+        if not 0 <= index < len(self.points):
+            last = len(self.points) - 1
+            raise ValueError(f"expected a point from 0 to {last}, got {index}")
+        torch.set_num_threads(1)
+        # Before the point runs: the source may change while it does.
+        made_by = made_by or self.provenance()
+        point = self.points[index]
+        start, start_cpu = time.perf_counter(), time.process_time()
+        point = {**point, **self.experiment.run(point)}
+        point["seconds"] = round(time.perf_counter() - start, 3)
+        point["cpu_seconds"] = round(time.process_time() - start_cpu, 3)
+        if setup := self.experiment.setup(self.points[index]):
+            point["setup"] = dict(setup)
+        write_json(self._path(index), {"point": point, "run": made_by})
+        return point
+
+    def run_all(self, jobs: int) -> Generator[Point, None, None]:
+        """Run what is not finished; yields each point when it is."""
+        left = [i for i in range(len(self.points)) if self.read(i) is None]
+        context = multiprocessing.get_context("spawn")
+        stop, made_by = context.Event(), self.provenance()
+        if not left:
+            return
+        with ProcessPoolExecutor(
+            min(jobs, len(left)), context, initializer=_end_with, initargs=(stop,)
+        ) as pool:
+            about = self.experiment.name, self.quick, self.out
+            waiting = [pool.submit(_run, *about, index, made_by) for index in left]
+            try:
+                for future in as_completed(waiting):
+                    yield future.result()
+            except BaseException:
+                stop.set()
+                raise
+
+    def collect(self) -> dict[str, Any]:
+        """Write the results and the figure of all finished points.
+
+        Points that are not finished here keep what an earlier file of results says
+        of them, so that a grid can be run in parts.
+
+        - Returns the results.
+        - Raises `ValueError` if no point is finished, or if points have read
+          different texts under one name.
+        """
+        earlier = results(self.experiment.name, self.quick, self.out)
+        saved = (
+            [{"point": p, "run": earlier["runs"][p["run"]]} for p in earlier["points"]]
+            if earlier
+            else []
+        )
+        runs: list[dict[str, Any]] = []
+        points = Points()
+        for index in range(len(self.points)):
+            kept = (each for each in saved if self._is(index, each["point"]))
+            if each := self.read(index) or next(kept, None):
+                if each["run"] not in runs:
+                    runs.append(each["run"])
+                points.append(each["point"] | {"run": runs.index(each["run"])})
+        if not any(map(self.read, range(len(self.points)))):
+            raise ValueError(
+                f"nothing to collect: no point of {self.name} is finished in {self.out}"
+            )
+        for corpus, some in (
+            points.by("corpus").items() if "corpus" in points[0] else ()
+        ):
+            texts = {p.get("corpus_sha256") for p in some}
+            if corpus and len(texts) > 1:
+                raise ValueError(
+                    f"points of {self.name} have read {len(texts)} texts as corpus "
+                    f"{corpus!r}: use another folder for each text"
+                )
+        collected = {
+            "experiment": self.experiment.name,
+            "quick": self.quick,
+            "grid": len(self.points),
+            "seconds": round(sum(points["seconds"]), 1),
+            "runs": runs,
+            "points": points,
+        }
+        with replacing(self.out / f"{self.name}.json") as part:
+            part.write_text(_one_line_each(collected), encoding="utf-8")
+        with mpl.rc_context(), replacing(self.out / f"{self.name}.svg") as part:
+            plots.style()
+            figure = self.experiment.draw(points)
+            figure.savefig(part, format="svg", metadata={"Date": None})
+        return collected
+
+    def provenance(self) -> dict[str, Any]:
+        """Find out what all points share."""
+        command = (
+            f"python docs/reproduce/{self.experiment.name}.py{' --quick' * self.quick}"
+        )
+        return {**provenance(command), "threads": 1}
+
+    def _is(self, index: int, point: Point) -> bool:
+        return all(point.get(key) == x for key, x in self.points[index].items())
+
+    def _path(self, index: int) -> Path:
+        return self.out / ".points" / self.name / f"{index:04}.json"
+
+
+def _run(
+    name: str, quick: bool, out: Path, index: int, made_by: dict[str, Any]
+) -> Point:
+    return Runs(load(name), quick, out).run(index, made_by)
+
+
+def _end_with(stop: Any) -> None:
+    """End this process with the one that started it, however that ends."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        while parent.is_alive() and not stop.wait(0.5):
+            pass
+        os._exit(1)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _one_line_each(collected: dict[str, Any]) -> str:
+    """JSON with one line for each point and run."""
+    lists = ("runs", "points")
+    text = json.dumps(collected | dict.fromkeys(lists), indent=1, ensure_ascii=False)
+    for name in lists:
+        lines = (f"  {json.dumps(p, ensure_ascii=False)}" for p in collected[name])
+        joined = ",\n".join(lines)
+        text = text.replace(f'"{name}": null', f'"{name}": [\n{joined}\n ]')
+    return text + "\n"
+
+
+# --- The command ----------------------------------------------------------
+
+
+def main(file: str) -> None:
+    """Run the experiment of a script as its options say; one that was stopped goes on."""
+    experiment = load(Path(file).stem)
+    parser = argparse.ArgumentParser(
+        description=f"{experiment.title} ({experiment.source}).",
+        epilog=f"Cost: {experiment.cost}.",
+    )
+    say = parser.add_argument
+    say("--quick", action="store_true", help="a version of a few minutes")
+    say("--out", type=Path, default=HERE, help="folder for the results (default: here)")
+    say(
+        "--jobs",
+        type=int,
+        default=os.cpu_count(),
+        help="processes (default: one per core)",
+    )
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument(
+        "--list", action="store_true", help="list the points, and run none"
+    )
+    one.add_argument("--point", type=int, help="run one point, as a task of a cluster")
+    one.add_argument(
+        "--collect", action="store_true", help="run nothing, write the results"
+    )
+    given = parser.parse_args()
+    if given.jobs < 1:
+        parser.error(f"expected jobs to be at least 1, got {given.jobs}")
+    try:
+        _work(Runs(experiment, given.quick, given.out), given)
+    except (ValueError, OSError) as error:
+        parser.exit(2, f"{experiment.name}.py: {error}\n")
+    except KeyboardInterrupt:
+        parser.exit(130, "stopped; finished points are kept\n")
+
+
+def _work(runs: Runs, given: argparse.Namespace) -> None:
+    done = [runs.read(i) is not None for i in range(len(runs.points))]
+    if given.list:
+        for index, point in enumerate(runs.points):
+            print(
+                f"{index:4}  {'finished' if done[index] else '-':<8}  {_words(point)}"
+            )
+        return
+    for ending in ("json", "svg"):  # it may take hours until they are written
+        destination(runs.out / f"{runs.name}.{ending}")
+    if given.point is not None:
+        print(_words(runs.run(given.point)))
+        return
+    if not given.collect:
+        with (
+            closing(runs.run_all(given.jobs)) as new,
+            tqdm(total=len(done), initial=sum(done), unit="point") as bar,
+        ):
+            for point in new:
+                bar.set_postfix_str(_words({n: point[n] for n in runs.points[0]}))
+                bar.update()
+    points = runs.collect()["points"]
+    claims = [*runs.experiment.claims(points)]
+    for claim in claims:
+        known = f"published {claim.published}" if claim.published else "ours"
+        print(f"{claim.text}\n  {known} | {claim.found} | {claim.verdict}")
+    here = sum(runs.read(i) is not None for i in range(len(done)))
+    counts = f"{len(points)} of {len(done)} points, {here} of them run here"
+    print(f"{runs.name}: {verdict(claims)} ({counts})")
+
+
+def _words(point: Point) -> str:
+    plain = {n: x for n, x in point.items() if not isinstance(x, list | dict)}
+    return ", ".join(f"{name} {x}" for name, x in plain.items())

@@ -1,0 +1,251 @@
+"""What the delta rule is for: multi-query associative recall.
+
+After Arora et al. 2023: a sequence shows pairs of tokens, a key and a
+value, and then asks for the value of every key. In a second task keys
+return with new values, and the most recent one counts.
+"""
+
+from statistics import median
+
+import torch
+from answers import UNASKED, WIDTH, Batch, Recaller, growing, loss, right
+from frame import Point, Points, holds, main
+from matplotlib.figure import Figure, SubFigure
+
+from fwlab import plots
+from fwlab.data import retrieval
+from fwlab.fit import SETUP, fit
+from fwlab.plots import FAST, INK, OTHER, SERIES, TRAINED, WRONG
+
+TITLE = "What the delta rule is for: recall when keys return"
+SOURCE = "ours, after Arora et al. 2023"
+COST = "quick: 4 min of one core; full: 76 min"
+
+#: A mixer, and its features: "own", or "dpfp-1" instead.
+Name = tuple[str, str]
+DELTA, SUM, SOFTMAX = ("delta", "own"), ("sum", "dpfp-1"), ("softmax", "own")
+GATED, GATED_DELTA = ("gated", "own"), ("gated-delta", "own")
+#: Mixers that are run at all sizes, and those that the full version runs at one.
+QUICK = (SOFTMAX, DELTA, SUM, GATED, GATED_DELTA)
+FULL = (SOFTMAX, DELTA, SUM, GATED_DELTA)
+OTHERS = (
+    *("sum", "gated", "kimi-delta", "fwp", "transformer-xl"),
+    *("aft-simple", "aft-full", "aft-local", "aft-conv"),
+    *("feedback", "feedback-shared"),
+)
+#: Numbers of keys and of heads of this size.
+KEYS, HEADS = 8, 2
+TASKS = {1: "each key once", 2: "keys return with new values"}
+BATCH = 32
+#: Evaluate after each of this many optimiser steps, on this many
+#: sequences, and stop at this accuracy. From half of the budget on, when
+#: sequences are no longer getting longer, stop as well after two evaluations in
+#: a row at chance: at most this many times one of the values in question.
+EVERY, SEQUENCES, SOLVED, CHANCE = 100, 128, 0.999, 1.2
+
+
+def sizes(quick: bool) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Return numbers of keys and of heads: first several numbers of keys, then of
+    heads. More heads are narrower, so the fast weights are smaller.
+    """
+    keys, heads = ((4, 8), (4,)) if quick else ((4, 8, 16), (1, 4))
+    return [(number, HEADS) for number in keys], [(KEYS, number) for number in heads]
+
+
+def points(quick: bool) -> list[Point]:
+    """Order points by keys, so that a stopped run has all mixers up to some."""
+    layers, symbols, budget = (1, 32, 300) if quick else (2, 128, 1000)
+    usual, others = sizes(quick)
+    grid = {name: usual + others for name in (QUICK if quick else FULL)}
+    grid[SOFTMAX] = usual
+    if not quick:
+        grid |= {(mixer, "own"): [(KEYS, HEADS)] for mixer in OTHERS}
+    every = [
+        {"mixer": mixer, "map": features, "shows": shows, "pairs": pairs}
+        | {"heads": heads, "layers": layers, "symbols": symbols}
+        | {"lr": lr, "seed": seed, "budget": budget}
+        for (mixer, features), own in grid.items()
+        for pairs, heads in own
+        for shows in TASKS
+        for lr in ((2e-2,) if quick else (5e-3, 2e-2))
+        for seed in (1, 2, 3)
+    ]
+    return sorted(every, key=lambda point: point["pairs"])
+
+
+def run(point: Point) -> Point:
+    torch.manual_seed(point["seed"])
+    pairs, symbols, shows = point["pairs"], point["symbols"], point["shows"]
+    budget, time = point["budget"], (2 * shows + 1) * pairs
+    model = Recaller(
+        *(point["mixer"], point["map"], 2 * symbols),
+        *(point["layers"], point["heads"], time),
+    )
+
+    def draw(step: int) -> Batch:
+        return sequences(BATCH, growing(step + 1, budget, pairs), symbols, shows)
+
+    def evaluate(_: int) -> float:
+        test = sequences(SEQUENCES, pairs, symbols, shows)
+        return round(right(model, *test).mean().item(), 4)
+
+    def stop(curve: list[tuple[int, float]]) -> str:
+        late = [step for step, accuracy in curve[-2:] if accuracy <= CHANCE / pairs]
+        if len(late) == 2 and 2 * late[0] >= budget:
+            return "at chance"
+        return "solved" if curve[-1][1] >= SOLVED else ""
+
+    how = {"every": EVERY, "evaluate": evaluate, "stop": stop}
+    curve = fit(model, draw, loss, budget, point["lr"], **how).curve
+    return {
+        "parameters": model.num_parameters(),
+        "state": model.state_size(time),
+        "accuracy": curve[-1][1],
+        "steps": curve[-1][0],
+        "curve": curve,
+    }
+
+
+def sequences(batch: int, pairs: int, symbols: int, shows: int = 1) -> Batch:
+    """Draw pairs of a key and a value in random order, then every key once.
+
+    - `pairs`: number of keys in a sequence.
+    - `symbols`: number of keys there are, tokens from 0, and of values,
+      tokens from `symbols`; at least `shows * pairs`.
+    - `shows`: how often each key is shown, each time with another value.
+    - Returns the tokens and what to answer after each, `[batch, time]`:
+      the most recent value of a queried key, elsewhere `UNASKED`.
+    """
+    writes = shows * pairs
+    drawn = retrieval(batch, symbols, writes)  # no key and no value twice
+    known, values = drawn.keys[:, :pairs], drawn.values + symbols
+    which = torch.rand(batch, writes).argsort(-1) % pairs
+    step = torch.arange(writes).expand(batch, -1)
+    last = torch.zeros_like(known).scatter_reduce(1, which, step, "amax")
+    shown = torch.stack([known.gather(1, which), values], -1).flatten(1)
+    order = torch.rand(batch, pairs).argsort(-1)
+    answers = values.gather(1, last).gather(1, order)
+    tokens = torch.cat([shown, known.gather(1, order)], 1)
+    return tokens, torch.cat([torch.full_like(shown, UNASKED), answers], 1)
+
+
+# --- What came out ------------------------------------------------------
+
+
+def best(points: Points) -> Points:
+    """Return the points of the best learning rate, for each mixer and size."""
+    chosen = Points()
+    for own in points.by("mixer", "map", "shows", "pairs", "heads").values():
+        rates = own.by("lr").values()
+        chosen += max(rates, key=lambda rate: median(rate["accuracy"]))
+    return chosen
+
+
+def by_seed(points: Points, name: Name, shows: int, sizes: list) -> dict[int, list]:
+    """Return the accuracies at these sizes, of the seeds that have all."""
+    own = points(mixer=name[0], map=name[1], shows=shows)
+    some = Points(p for size in sizes for p in own(pairs=size[0], heads=size[1]))
+    found = {seed: each["accuracy"] for seed, each in some.by("seed").items()}
+    return {seed: each for seed, each in found.items() if len(each) == len(sizes)}
+
+
+def claims(points: Points):
+    """All are ours: the papers have curves, and no numbers.
+
+    A claim counts the worst size of each seed.
+    """
+    chosen, quick = best(points), points[0]["layers"] == 1
+    usual, others = sizes(quick)
+    solved = [(1, SOFTMAX), (1, DELTA)]
+    low, gap = 0.99, 0.05
+    if quick:
+        solved += [(1, SUM), (2, SOFTMAX), (2, DELTA)]
+        low, gap = 0.9, 0.3
+    for shows, name in solved:
+        lowest = [min(own) for own in by_seed(chosen, name, shows, usual).values()]
+        text = f"{TASKS[shows]}, {name[0]}: {low} or more at every size"
+        yield holds(text, lowest, lambda accuracy: accuracy >= low)
+    if quick:  # a second layer of the sum rule can find out that a key was there
+        most = [max(own) for own in by_seed(chosen, SUM, 2, usual).values()]
+        text = f"{TASKS[2]}, sum: right about half of the time, 0.55 at most"
+        yield holds(text, most, lambda accuracy: accuracy <= 0.55)
+    delta, add = (by_seed(chosen, name, 2, usual + others) for name in (DELTA, SUM))
+    gaps = [
+        min(a - b for a, b in zip(delta[seed], add[seed], strict=True))
+        for seed in delta.keys() & add.keys()
+    ]
+    text = f"{TASKS[2]}: delta above sum by {gap} or more at every size"
+    yield holds(text, gaps, lambda x: x >= gap)
+
+
+#: Colour, marker, line and label of fast weights and softmax attention.
+LOOKS = {
+    DELTA: (FAST, "o", "-", "delta, DPFP-1"),
+    SUM: (WRONG, "D", "-.", "sum, DPFP-1"),
+    GATED_DELTA: (SERIES[0], "s", "-", "gated delta"),
+    GATED: (SERIES[1], "v", "--", "gated, ELU + 1"),
+    SOFTMAX: (OTHER, "^", "-", "softmax"),
+}
+#: What a row is called if not as its mixer.
+LABELS = {name: label for name, (*_, label) in LOOKS.items()}
+LABELS |= {("sum", "own"): "sum, ELU + 1", ("kimi-delta", "own"): "Kimi delta"}
+#: The looks of the tasks where every mixer has a row.
+MARKS = {1: (TRAINED, "x"), 2: (INK, "o")}
+
+
+def draw(points: Points):
+    chosen = best(points)
+    names = chosen.by("mixer", "map")
+    heights = [4.2]
+    if points[0]["layers"] > 1:
+        heights += [0.3 * len(names) + 1.4]
+    figure = Figure(figsize=(plots.WIDTH, sum(heights)), layout="constrained")
+    parts = figure.subfigures(len(heights), height_ratios=heights, squeeze=False)
+    by_size(parts[0, 0], chosen)
+    for part in parts[1:, 0]:
+        by_mixer(part, chosen(pairs=KEYS, heads=HEADS))
+    return figure
+
+
+def by_size(part: SubFigure, points: Points) -> None:
+    """Draw the accuracy by number of keys (above) and by size of the state."""
+    axes = part.subplots(2, 2, sharey=True, sharex="row")
+    counts = sorted({*points["pairs"]})
+    for (above, below), (shows, title) in zip(axes.T, TASKS.items(), strict=True):
+        above.set(title=title.replace(" with", "\nwith"), xlabel="keys")
+        below.set(xlabel=f"scalars in the state,\n{KEYS} keys")
+        for (mixer, features), look in LOOKS.items():
+            own = points(mixer=mixer, map=features, shows=shows)
+            plots.series(above, own(heads=HEADS), *look, "accuracy", "pairs")
+            plots.series(below, own(pairs=KEYS), *look, "accuracy", "state")
+        for ax in (above, below):
+            ax.set_xscale("log", base=2)
+        above.set_xticks(counts, [*map(str, counts)])
+        below.xaxis.set_major_formatter("{x:.0f}")
+    for ax in axes[:, 0]:
+        ax.set(ylabel="accuracy", ylim=(-0.04, 1.04), yticks=[0, 0.5, 1])
+    plots.legend(part, axes[0, 0], columns=2)
+
+
+def by_mixer(part: SubFigure, points: Points) -> None:
+    """Draw a row for every mixer, the best of the second task on top."""
+    ax = part.subplots()
+    rows = {
+        name: {shows: own(shows=shows)["accuracy"] for shows in TASKS}
+        for name, own in points.by("mixer", "map").items()
+    }
+    names = sorted(rows, key=lambda name: -median(rows[name][2] or [0]))
+    for shows, title in TASKS.items():
+        named = {LABELS.get(name, name[0]): rows[name][shows] for name in names}
+        plots.rows(ax, named, *MARKS[shows], title)
+    ax.axvline(1 / KEYS, color=plots.INK, linestyle=":", linewidth=1)
+    ax.set(xlabel=f"accuracy, {KEYS} keys", xlim=(-0.04, 1.04))
+    plots.legend(part, ax, columns=2)
+
+
+def setup(point: Point) -> Point:
+    return {**SETUP, "batch": BATCH, "width": WIDTH}
+
+
+if __name__ == "__main__":
+    main(__file__)

@@ -1,0 +1,142 @@
+"""What does the delta rule gain by replacing, and what a gate by forgetting?
+
+Layers that differ in one thing: what a write removes. Each with and without
+a short convolution, which also shows a layer its last few tokens.
+"""
+
+from itertools import product
+from math import isinf
+
+import text
+from frame import Point, Points, holds, main, order
+
+from fwlab import ops, plots
+from fwlab.layers import FastWeightAttention
+from fwlab.layers.causal import Causal, with_state
+from fwlab.models import Mixer
+from fwlab.plots import FAST, TRAINED
+
+TITLE = "Adding, replacing and forgetting, with and without a short convolution"
+SOURCE = "ours; the layers are those of Schlag et al. 2021 and Yang et al. 2024"
+COST = "quick: 5 min of one core; full: 70 min"
+
+
+class Adding(FastWeightAttention):
+    r"""The layer of the delta rule, but it removes nothing.
+
+    $W \leftarrow W + \beta\, v \otimes \phi(k)$, with the same parameters, write
+    strengths and features.
+    """
+
+    step = Causal.step  # by way of `_mix`
+
+    def _apply_rule(self, x, q, k, v, state, fading=None, **options):
+        v = self.gates["beta"](x, k)[..., None] * v
+        y = ops.sum_rule(q, k, v, **options | {"normalize": False, "state": state})
+        return with_state(y)
+
+
+#: Layers by what a write removes: class, rule and feature map. Features are
+#: divided by their sum in the delta rule, and have length 1 with "identity".
+LAYERS = {
+    "sum": (FastWeightAttention, "sum", "linear"),
+    "delta without removal": (Adding, "delta", "linear"),
+    "delta": (FastWeightAttention, "delta", "linear"),
+    "gated": (FastWeightAttention, "gated", "linear"),
+    "delta, unit keys": (FastWeightAttention, "delta", "identity"),
+    "gated delta, unit keys": (FastWeightAttention, "gated_delta", "identity"),
+    "delta, DPFP": (FastWeightAttention, "delta", "dpfp"),
+}
+#: The bar for them: it keeps the whole window. It has no convolution.
+ATTENTION = "attention, rotary positions"
+#: Tokens that the short convolution sees; 0 = there is none.
+CONVOLUTIONS = {0: "no convolution", 4: "convolution of 4"}
+#: Layers, the first of which should end below the second.
+ORDERS = (
+    ("delta", "delta without removal"),
+    ("delta", "sum"),
+    ("gated", "delta"),
+    ("gated", "delta, DPFP"),
+    ("gated", "delta, unit keys"),
+    ("gated delta, unit keys", "gated"),
+    ("gated delta, unit keys", "delta, unit keys"),
+)
+#: Layers, the first of which should gain more from a convolution.
+GAPS = (
+    ("delta", "gated"),
+    ("delta, DPFP", "gated"),
+    ("delta, unit keys", "gated"),
+    ("delta, unit keys", "gated delta, unit keys"),
+)
+
+
+def points(quick: bool) -> list[Point]:
+    settings = (*product(LAYERS, CONVOLUTIONS), (ATTENTION, 0))
+    return text.points(quick, [{"layer": x, "conv_size": n} for x, n in settings])
+
+
+def mixer(point: Point) -> Mixer:
+    if point["layer"] == ATTENTION:
+        return text.ROTARY_SOFTMAX
+    layer, rule, name = LAYERS[point["layer"]]
+    return text.fast_weights(rule, name, layer=layer, conv_size=point["conv_size"])
+
+
+def claims(points: Points):
+    for conv_size, where in CONVOLUTIONS.items():
+        some = points(conv_size=conv_size)
+        for one, other in ORDERS:
+            sides = [some(layer=name)["loss"] for name in (one, other)]
+            yield order(f"{where}: {one} below {other}", sides, trivial=text.TRIVIAL)
+        what = f"{where}: delta without removal within 0.05 of sum"
+        gaps = gap(some, "delta without removal", "sum")
+        yield holds(what, [*gaps.values()], lambda x: abs(x) < 0.05)
+    for one, other in GAPS:
+        conv, bare = (gap(points(conv_size=n), one, other) for n in (4, 0))
+        sides = [[side[seed] for seed in conv if seed in bare] for side in (conv, bare)]
+        # Seed by seed: the two sides may overlap.
+        off = [a if isinf(a) else a - b / 2 for a, b in zip(*sides, strict=True)]
+        what = f"a convolution halves the gap by which {one} ends above {other}"
+        found = order(what, sides).found
+        yield holds(what, off, lambda x: x < 0)._replace(found=found)
+    bar = points(layer=ATTENTION)["loss"]
+    for conv_size, where in CONVOLUTIONS.items():
+        for name in LAYERS:
+            own = points(layer=name, conv_size=conv_size)["loss"]
+            yield order(
+                f"{where}: {name} below {ATTENTION}", [own, bar], trivial=text.TRIVIAL
+            )
+
+
+def gap(points: Points, one: str, other: str) -> dict[int, float]:
+    """Return by how much one layer ends above another, by seed."""
+    ends = {p["seed"]: p["loss"] for p in points(layer=other)}
+    return {
+        p["seed"]: text.above(p["loss"], ends[p["seed"]])
+        for p in points(layer=one)
+        if p["seed"] in ends
+    }
+
+
+def draw(points: Points):
+    figure, (ax,) = plots.panels(3.1)
+    looks = ((TRAINED, "s"), (FAST, "o"))
+    for (conv_size, label), look in zip(CONVOLUTIONS.items(), looks, strict=True):
+        some = points(conv_size=conv_size)
+        losses = {name: some(layer=name)["loss"] for name in (*LAYERS, ATTENTION)}
+        plots.rows(ax, losses, *look, label)
+    ax.set_xlabel(text.LOSS)
+    plots.legend(figure, ax, 2)
+    return figure
+
+
+def run(point: Point) -> Point:
+    return text.train(text.new_run(point, mixer(point)))
+
+
+def setup(point: Point) -> Point:
+    return text.setup(point, mixer(point))
+
+
+if __name__ == "__main__":
+    main(__file__)

@@ -1,0 +1,99 @@
+"""Undoing updates: how far back can fast weights be recomputed?
+
+A backward pass needs the fast weights of every step. Appendix F of the
+paper keeps the last ones, and undoes one update after the other.
+"""
+
+from frame import Point, Points, every, main, panels
+
+from fwlab.bench.undoing import undoing_error
+from fwlab.plots import SERIES, WRONG
+
+TITLE = "How far back updates can be undone"
+SOURCE = "Schlag et al. 2021, appendix F"
+COST = "quick: half a minute of one core; full: 2 minutes"
+
+#: How each update is undone.
+METHODS = {
+    "stored": "increments stored",
+    "inverted": "update inverted",
+    "decay": "stored, decay 0.99",
+}
+LOOKS = {
+    "float64": (SERIES[0], "o", "-"),
+    "float32": (SERIES[1], "^", "--"),
+    "bfloat16": (SERIES[2], "s", ":"),
+}
+#: What features are divided by.
+NORMS = ("sum", "l2")
+LENGTHS = (64, 256, 1024, 2048, 4096, 16384)
+#: An error of this size is no use for a gradient.
+USELESS = 0.01
+
+
+def points(quick: bool) -> list[Point]:
+    return [
+        {"method": method, "dtype": dtype, "key_norm": norm, "length": length}
+        | {"map": "dpfp-1", "d_key": 16, "seed": seed}
+        for length in (LENGTHS[:4] if quick else LENGTHS)
+        for method in METHODS
+        for dtype in LOOKS
+        for norm in NORMS
+        for seed in (1, 2, 3)
+    ]
+
+
+def run(point: Point) -> Point:
+    names = ("method", "dtype", "key_norm", "length", "d_key", "seed")
+    return {"error": undoing_error(**{name: point[name] for name in names})}
+
+
+def claims(points: Points):
+    """Claim what is right at any length, and what is no use from 2048 steps on.
+
+    The paper gives no errors.
+    """
+    lengths = LENGTHS if max(points["length"]) > LENGTHS[3] else LENGTHS[:4]
+    small = "error below 1e-5 at any length"
+    late = f"error above {USELESS} from 2048 steps on"
+    for what, method, dtype, end in (
+        ("increments stored, float32", "stored", "float32", small),
+        ("increments stored, bfloat16", "stored", "bfloat16", late),
+        ("update inverted, float32", "inverted", "float32", late),
+        ("increments stored, float32, decay of 0.99", "decay", "float32", late),
+    ):
+        some = points(method=method, dtype=dtype)
+        errors = {
+            f"{norm}, {length} steps": some(key_norm=norm, length=length)["error"]
+            for norm in NORMS
+            for length in lengths
+            if end == small or length >= 2048
+        }
+        # What is shown is the error that is closest to the threshold.
+        true, worst = (lambda error: error > USELESS), (lambda error: -error)
+        if end == small:
+            true, worst = (lambda error: error < 1e-5), (lambda error: error)
+        yield every(f"{what}: {end}", errors, true, spec=".0e", x="", worst=worst)
+
+
+def draw(points: Points):
+    titles = {
+        (method, norm): f"{what},\n{norm.replace('l2', 'L2')} normalisation"
+        for method, what in METHODS.items()
+        for norm in NORMS
+    }
+    figure = panels(
+        Points(p | {"way": (p["method"], p["key_norm"])} for p in points),
+        *("way", titles, LOOKS, "length", "error"),
+        lines="dtype",
+        labels=("steps undone", "error"),
+    )
+    for ax in figure.axes:
+        ax.axhline(USELESS, color=WRONG, linewidth=1, linestyle=(0, (4, 2)))
+        ax.set(xscale="log", yscale="log", ylim=(1e-17, 1e20))
+        ax.minorticks_off()
+    return figure
+
+
+if __name__ == "__main__":
+    main(__file__)

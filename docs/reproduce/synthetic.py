@@ -1,0 +1,267 @@
+"""The synthetic settings of Schlag et al. 2021: their grids, and claims by size.
+
+A setting is a table of series: what is trained, at which numbers of keys, and
+which losses were published.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import inf
+from operator import ge, le
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from frame import Claim, Point, Points, every, order
+
+from fwlab.models import retriever
+from fwlab.models.retriever import ALL, BATCH, GAIN, ONE, SHORT_PATIENCE, SOLVED, d_dot
+
+
+class Series(NamedTuple):
+    """A rule with a feature map, and how it is trained and drawn.
+
+    - `published`: final losses in the authors' logs, by S; one seed each.
+    - `sizes`: numbers of keys at which all keys are asked. One is asked, as
+      published, where these are anchors of the setting or near the capacity.
+    - `edge`: the last S up to which all published losses are at most 0.001, and
+      the first from which none is; (0, 0) = the rule can't; None = no claim.
+    - `quick`, `quick_one`: sizes of the quick version, by what is asked.
+    - `one`: sizes at which one key is asked instead of these.
+    - `lr`, `batch`: of training with one key.
+    """
+
+    published: Mapping[int, float]
+    rule: str
+    map: str
+    label: str
+    color: str
+    sizes: tuple[int, ...]
+    edge: tuple[float, float] | None = None
+    quick: tuple[int, ...] = ()
+    quick_one: tuple[int, ...] = ()
+    one: tuple[int, ...] | None = None
+    marker: str = ""
+    line: str = ""
+    lr: float = 1e-3
+    batch: int = BATCH[ONE]
+
+    def of(self, points: Points, **wanted: Any) -> Points:
+        """Select its points, with these values."""
+        return points(rule=self.rule, map=self.map, **wanted)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A task, and the grids of its series.
+
+    - `series`: rules and feature maps.
+    - `repeat`: whether keys return, in sequences of 2S pairs.
+    - `figure`: where the losses were published.
+    - `anchors`: where one key is asked as well.
+    - `d_key`, `budget`: of the quick version: width of keys, optimiser steps.
+    """
+
+    series: tuple[Series, ...]
+    repeat: bool
+    figure: str
+    anchors: tuple[int, ...]
+    d_key: int
+    budget: int
+
+    def points(self, quick: bool) -> list[Point]:
+        """Order points by S, so that a stopped run has all series up to some S."""
+        d_key, budget = (self.d_key, self.budget) if quick else (64, 20_000)
+        grid = []
+        for s in self.series:
+            sizes, one = (s.quick, s.quick_one) if quick else (s.sizes, s.one)
+            load = {
+                S: self.load(s.rule, s.map, S, d_key) for S in (*sizes, *(one or ()))
+            }
+            if one is None:
+                one = [S for S in sizes if S in self.anchors or 0.85 <= load[S] <= 1.1]
+            for S, ask in [*product(sizes, [ALL]), *product(one, [ONE])]:
+                # Asking one key takes longest.
+                unsure = 0.6 <= load[S] <= 1.5 and (ask == ALL or s.map == "linear")
+                # The paper has no rule to stop at what can't be solved.
+                short = load[S] > 1.1 or (self.repeat and s.rule == "sum")
+                grid += [
+                    {
+                        "rule": s.rule,
+                        "map": s.map,
+                        "S": S,
+                        "d_key": d_key,
+                        "ask": ask,
+                        "batch": BATCH[ALL] if ask == ALL else s.batch,
+                        "seed": seed,
+                        "budget": budget,
+                        "gain": GAIN if ask == ALL and short else 0.0,
+                    }
+                    for seed in ((1, 2, 3) if quick or S == 20 or unsure else (1,))
+                ]
+        return sorted(grid, key=lambda point: point["S"])
+
+    def load(self, rule: str, map: str, S: int, d_key: int, **_: Any) -> float:
+        """Return the keys per feature of a point; 0 = another thing sets the limit."""
+        adds = self.repeat and rule == "sum"
+        if adds or rule == "fwm" or map.startswith("favor"):
+            return 0.0
+        return S / (d_dot(map, d_key) or inf)
+
+    def series_of(self, point: Point) -> Series:
+        same = point["rule"], point["map"]
+        return next(s for s in self.series if (s.rule, s.map) == same)
+
+    def run(self, point: Point) -> Point:
+        S, phi, repeat = point["S"], point["map"], self.repeat
+        torch.manual_seed(point["seed"])
+        # Only FAVOR+ as published needs the epsilon to be as published.
+        epsilon = retriever.EPSILON if phi.startswith("favor") else 0.0
+        model = retriever.Retriever(S, point["d_key"], point["rule"], phi, epsilon)
+        how = {name: point[name] for name in ("budget", "batch", "ask", "gain")}
+        length = 2 * S if repeat else S
+        lr = self.series_of(point).lr
+        trained = retriever.train(model, length, repeat, lr=lr, **how)
+        loss = retriever.evaluate(model, length, repeat, as_published=not repeat)
+        again = None if trained["loss"] is None else round(loss, 5)
+        name = "loss_2S" if repeat else "loss_published"
+        return {"d_dot": d_dot(phi, point["d_key"]), **trained, name: again}
+
+    def setup(self, point: Point) -> Point:
+        return {**retriever.SETUP, "lr": self.series_of(point).lr}
+
+    # --- Claims -----------------------------------------------------------
+
+    def whole(self, points: Points) -> Points:
+        return whole(points, self.points(narrow(points)))
+
+    def edges(self, points: Points):
+        """Say where published losses are at most 0.001, and where they are not."""
+        for s, ask, solved in product(self.series, (ALL, ONE), (True, False)):
+            if s.edge:
+                # Features that are fewer hold less; attention has none.
+                scale = 1 if s.rule == "softmax" else points[0]["d_key"] / 64
+                yield from self.edge(s.of(points, ask=ask), s, ask, solved, scale)
+
+    def edge(self, points: Points, s: Series, ask: str, solved: bool, scale: float):
+        """Say so of one side of the edge of a series, if it has sizes there."""
+        inside, edge = (le, s.edge[0]) if solved else (ge, s.edge[1])
+        own = Points(p for p in points if inside(p["S"], edge * scale))
+        sizes = own.by("S")
+        if not sizes:
+            return
+        theirs = {
+            S: loss
+            for S, loss in s.published.items()
+            if inside(S, edge) and (S in sizes or narrow(own))
+        }
+        most, bound = (max, "at most") if solved else (min, "at least")
+        # Of softmax attention we know no more of these losses.
+        limit = f"{most(theirs.values()):.4f}" if theirs else SOLVED
+        yield every(
+            f"{s.label}, {ask}: {'' if solved else 'not '}solved {at(sizes, solved)}",
+            by_size(own),
+            lambda loss: (loss <= SOLVED) is solved,
+            f"{bound} {limit} {at(theirs or sizes, solved)} ({self.figure})",
+            worst=lambda loss: loss if solved else -loss,
+            protocol=protocol(own),
+        )
+
+    def agreement(self, points: Points) -> Claim:
+        """Claim that asking all keys ends where asking one key does."""
+        off, seeds = {}, []
+        for some in points.by("rule", "map", "S").values():
+            p, both = some[0], [numbers(asked) for asked in some.by("ask").values()]
+            if len(both) == 2 and not 0.85 <= self.load(**p) <= 1.1:
+                label = f"{self.series_of(p).label}, S = {p['S']}"
+                off[label] = [median(both[0]) - median(both[1])] if all(both) else []
+                seeds += map(len, both)
+        claim = every(
+            f"{ALL} and {ONE} end within 0.02 of each other, except near the capacity",
+            *(off, lambda x: abs(x) <= 0.02),
+            spec="+.4f",
+            x="",
+            worst=abs,
+        )
+        return claim._replace(seeds=min(seeds, default=0))
+
+
+def whole(points: Points, grid: Sequence[Point]) -> Points:
+    """Return a grid, with the results of those of its points that ran."""
+    return Points(
+        next((p for p in points if point.items() <= p.items()), point) for point in grid
+    )
+
+
+def narrow(points: Points) -> bool:
+    """Return whether keys are narrower than the paper's."""
+    return points[0]["d_key"] < 64
+
+
+def numbers(points: Points, column: str = "loss") -> list[float]:
+    """Return the numbers of the points that ran; that of a failed run is infinite."""
+    return [inf if p[column] is None else p[column] for p in points if column in p]
+
+
+def by_size(points: Points, column: str = "loss") -> dict[int, list[float]]:
+    """Return the numbers of all seeds, by the number of keys."""
+    return {S: numbers(some, column) for S, some in points.by("S").items()}
+
+
+def protocol(points: Points) -> str:
+    """Say how the protocol of points differs from the published one."""
+    p, gain = points[0], max(p.get("gain", 0) for p in points)
+    parts = [f"keys of width {p['d_key']}"] if narrow(points) else []
+    if p.get("ask") == ALL:
+        parts.append(f"asks {ALL} of {p['batch']} sequences a step")
+    parts.append(f"{p['budget']:,} optimiser steps at most")  # the authors': 100,000
+    if gain:
+        rule = f"{SHORT_PATIENCE} evaluations that gain at most {gain:g}"
+        parts.append(f"stops after {rule}")
+    return ", ".join(parts)
+
+
+def at(sizes: Collection[int], solved: bool) -> str:
+    """Write sizes: of what is solved the last one, and otherwise the first."""
+    if len(sizes) == 1:
+        return f"at S = {min(sizes)}"
+    return f"up to S = {max(sizes)}" if solved else f"from S = {min(sizes)}"
+
+
+def ordered(text: str, points: Points, series: Sequence[Series], S: int, where: str):
+    """Claim that series have this order, the lowest loss first.
+
+    - `points`: of one size, asked in one way.
+    - `S`, `where`: the published size, and its figure.
+    """
+    losses = {s.label: numbers(s.of(points)) for s in series}
+    theirs = " < ".join(f"{s.published[S]:.4f}" for s in series)
+    published = f"{theirs} {where}"
+    return order(text, losses, published, spec=".4f", protocol=protocol(points))
+
+
+def near(
+    label: str,
+    points: Points,
+    theirs: Mapping[int, float],
+    column: str = "loss",
+    most: float = 0.04,
+    where: str = "logs",
+    spec: str = "+.4f",
+) -> Claim:
+    """Claim that losses are near the published ones of their sizes, if there are any.
+
+    - `column`: of the losses, as they were evaluated.
+    """
+    own = {S: x for S, x in by_size(points, column).items() if S in theirs}
+    losses = [theirs[S] for S in own]
+    return every(
+        f"{label}: within {most} of the published losses",
+        {S: [x - theirs[S] for x in seeds] for S, seeds in own.items()},
+        lambda off: abs(off) <= most,
+        f"{min(losses):.4f} to {max(losses):.4f} ({where})",
+        spec=spec,
+        worst=abs,
+        protocol=protocol(points),
+    )

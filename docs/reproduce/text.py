@@ -1,0 +1,309 @@
+"""Language models on text: what several experiments share."""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from math import inf
+from statistics import median
+from typing import Any
+
+import torch
+from frame import Numbers, Point
+from torch import Tensor
+
+from fwlab.bench.operations import equal_d_ff
+from fwlab.data import corpus
+from fwlab.feature_maps import DPFP, ELU1, FAVOR, FeatureMap, Identity
+from fwlab.fit import learning_curve
+from fwlab.layers import FastWeightAttention, SoftmaxAttention
+from fwlab.layers.causal import Causal
+from fwlab.models import LanguageModel, Mixer
+from fwlab.training import Config, Trainer
+
+#: Sizes of models and runs: nanoGPT's for a CPU, and that of quick versions,
+#: whose heads are as wide as those of the paper's small models. After a name,
+#: a number says how many optimiser steps are run instead.
+SIZES: dict[str, dict[str, Any]] = {
+    "nanogpt": {"layers": 4, "d_model": 128, "batch": 12, "steps": 2000},
+    "small": {"layers": 2, "d_model": 64, "batch": 6, "steps": 400, "warmup": 25},
+}
+#: The size of full versions: half of nanoGPT's training.
+FULL = "nanogpt-1000"
+#: Learning rates at which the losses are compared.
+LR = {"nanogpt": 1e-3, FULL: 1e-3, "small": 4e-3}
+#: Feature maps by name: of keys of width `d`, without trained parameters.
+#: DPFP and FAVOR+ have the same number of features, twice that of ELU + 1 and
+#: of "favor-half", the FAVOR+ of the paper's Table 2.
+MAPS: dict[str, Callable[[int], FeatureMap]] = {
+    "linear": lambda d: ELU1(),
+    "favor": lambda d: FAVOR(d, directions=d),
+    "favor-half": lambda d: FAVOR(d, directions=d // 2),
+    "dpfp": lambda d: DPFP(nu=1),
+    "identity": lambda d: Identity(),
+}
+#: Digits of a text's SHA-256 in results.
+DIGITS = 12
+#: Names of texts by these digits; `load` adds those that it reads.
+TEXTS = {
+    "86c4e6aa9db7": "Tiny Shakespeare",
+    "8a73136f699d": "Tiny Shakespeare, the first 300,000 characters",
+}
+#: A model whose loss, in nats, is not below has learned little more than which
+#: character follows which: the counts of pairs in the first nine tenths of Tiny
+#: Shakespeare give 2.48 in the last tenth, and this is 5 % less.
+TRIVIAL = 0.95 * 2.48
+#: How our models differ from those of Schlag et al., whose blocks normalise after each
+#: sum, whose outputs have the factor, and whose window slides in evaluation.
+PROTOCOL = "characters, pre-norm, outputs without d_head^(-1/2)"
+WINDOWS = "disjoint windows"
+#: The axis of most figures.
+LOSS = "validation loss, nats per character"
+
+# --- Models ---------------------------------------------------------------
+
+#: Attention that compares tokens by their distance, like fast weights without a
+#: table of positions.
+ROTARY_SOFTMAX = Mixer(lambda s: SoftmaxAttention(s.d_model, s.heads, rope=1.0))
+
+
+def fast_weights(
+    rule: str,
+    name: str,
+    normalize: bool | None = None,
+    positions: bool = False,
+    *,
+    layer: type[FastWeightAttention] = FastWeightAttention,
+    conv_size: int = 0,
+) -> Mixer:
+    """Combine a rule with a feature map of choice.
+
+    - `rule`: as in `FastWeightAttention`, "gated-delta" for "gated_delta".
+    - `name`: of the feature map. For rules with normalised keys, features
+      are divided by their sum, except the keys themselves ("identity"),
+      whose sum may be 0: they are divided by their length.
+    - `normalize`, `positions`: as in `FastWeightAttention` and `Mixer`.
+    - `layer`: its class; `conv_size`: as in `FastWeightAttention`.
+    """
+    rule = rule.replace("-", "_")
+    key_norm = None
+    if "delta" in rule:
+        key_norm = "l2" if name == "identity" else "sum"
+
+    def new(s: Any) -> FastWeightAttention:
+        phi = MAPS[name](s.d_model // s.heads)
+        options = (phi, rule, key_norm, normalize)
+        return layer(s.d_model, s.heads, *options, conv_size=conv_size)
+
+    return Mixer(new, positions=positions)
+
+
+class ConvolutionAlone(FastWeightAttention):
+    r"""The layer of the sum rule with a short convolution, but no fast weights.
+
+    It returns $W_o$ times the convolved values: what a step would write, not what a
+    memory answers. Queries and keys are computed as usual, and have no effect, so
+    that everything else stays equal: initial weights, and numbers of parameters.
+    """
+
+    packs = skips = False
+    step = Causal.step  # by way of `_mix`
+
+    def _mix(self, x: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
+        qkv = torch.cat([self.to_q(x), self.to_k(x), self.to_v(x)], -1)
+        qkv, state = self.conv(qkv, state)
+        return self.to_out(qkv[..., -self.channels[-1] :]), state
+
+    def state_size(self, time: int = 0) -> int:
+        return (self.conv.size - 1) * self.conv.channels
+
+
+#: The control: it sees this many tokens, and has no memory.
+CONVOLUTION = fast_weights("sum", "linear", layer=ConvolutionAlone, conv_size=4)
+
+
+# --- Points and their runs ------------------------------------------------
+
+
+def points(quick: bool, settings: Iterable[Point]) -> list[Point]:
+    """Return three seeds of each setting.
+
+    - `settings`: with the size, the text and the learning rate of the version,
+      unless they say other ones.
+    """
+    size, corpus = ("small", "any") if quick else (FULL, "shakespeare")
+    usual = {"size": size, "corpus": corpus, "lr": LR[size]}
+    return [
+        each | usual | each | {"seed": seed} for each in settings for seed in (1, 2, 3)
+    ]
+
+
+def config(point: Point, mixer: Mixer) -> Config:
+    """Configure a run, with as many parameters as softmax attention has.
+
+    - `point`: perhaps with `block`, the characters of a window (usually 64; every
+      optimiser step has as many characters as with these), and with `carry`, as in
+      `Config`.
+    """
+    name, _, steps = point["size"].partition("-")
+    block, options = point.get("block", 64), dict(SIZES[name])
+    options["batch"] = options["batch"] * 64 // block
+    options["steps"] = int(steps or options["steps"])
+    c = Config(
+        **options,
+        block=block,
+        carry=bool(point.get("carry")),
+        lr=point["lr"],
+        min_lr=point["lr"] / 10,
+        seed=point["seed"],
+        eval_every=10**6,  # only at the end
+        device="cpu",
+    )
+    return replace(c, d_ff=equal_d_ff(mixer, (c.layers, c.heads, c.d_model, block)))
+
+
+def setup(point: Point, mixer: Mixer) -> Point:
+    """Return the hyper-parameters of a run that no setting of its point says."""
+    c = config(point, mixer)
+    return {
+        "optimiser": f"AdamW, betas 0.9 and {c.beta2:g}, weight decay "
+        f"{c.weight_decay:g}, gradients clipped to {c.clip:g}",
+        "schedule": f"rises for {c.warmup} steps, falls along a cosine to a tenth",
+        "batch": c.batch,
+        "steps": c.steps,
+        "layers": c.layers,
+        "heads": c.heads,
+        "width": c.d_model,
+        "MLP width": c.d_ff,
+    }
+
+
+@cache
+def load(name: str) -> str:
+    """Read the text of a corpus.
+
+    - `name`: as in `fwlab.data.corpus`; "any", for quick versions, is the
+      beginning of Shakespeare, or of Python if Shakespeare is not available.
+      What was read is in the results: see `recorded`.
+    """
+    text = corpus(None)[:300_000] if name == "any" else corpus(name)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
+    other = "Python's standard library, the first 300,000 characters"
+    TEXTS.setdefault(digest, other if name == "any" else name)
+    return text
+
+
+def recorded(sha256: str) -> Point:
+    """Return the name of a text, and the beginning of its hash, for the results."""
+    digest = sha256[:DIGITS]
+    name = TEXTS.get(digest, "another text")
+    return {"corpus_name": name, "corpus_sha256": digest}
+
+
+def texts_of(points: Iterable[Point]) -> dict[str, list[str]]:
+    """Return the texts that points have read, in words, by the name of the corpus."""
+    read: dict[str, dict[str, None]] = {}
+    for p in points:
+        if corpus := p.get("corpus"):
+            text = f"{p['corpus_name']}, SHA-256 {p['corpus_sha256']}…"
+            read.setdefault(corpus, {})[text] = None
+    return {corpus: [*texts] for corpus, texts in read.items()}
+
+
+class Run(Trainer):
+    """The training of `fwlab train`, of any mixer.
+
+    - `config`: the run; `config.mixer` has no effect. With `carry`, the validation
+      text is one long sequence, or as many as `eval_rows` says.
+    - `mixer`: how the model mixes.
+    - `text`: all text; the last tenth is for validation.
+    """
+
+    def __init__(self, config: Config, mixer: Mixer, text: str):
+        self.mixer = mixer
+        super().__init__(config, text)
+
+    def _new_model(self, vocab_size: int) -> LanguageModel:
+        c = self.config
+        sizes = c.layers, c.heads, c.d_model, c.block, c.d_ff
+        return LanguageModel(vocab_size, self.mixer, *sizes)
+
+    def saved_mib(self) -> float:
+        """Return the MiB of all that a training step saves for its backward pass.
+
+        Trained weights, which are there anyway, do not count. Unlike the
+        memory of the process, this is the same number in every run.
+        """
+        sizes = {p.untyped_storage().data_ptr(): 0 for p in self.model.parameters()}
+
+        def keep(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            sizes.setdefault(storage.data_ptr(), storage.nbytes())
+            return tensor
+
+        c = self.config
+        inputs = self.train_tokens[: c.batch * c.block].view(c.batch, c.block)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            loss = self.model(inputs.to(self.device)).logsumexp(-1).sum()
+        del loss  # until here, what is saved was alive: no address came twice
+        return round(sum(sizes.values()) / 2**20, 2)
+
+
+def new_run(point: Point, mixer: Mixer) -> Run:
+    """Make the model of a point, and load what it reads."""
+    return Run(config(point, mixer), mixer, load(point["corpus"]))
+
+
+def train(run: Run) -> Point:
+    """Train to the end, and say what came out; no loss if it diverged.
+
+    - Returns the text's name and the beginning of its hash; sizes; the loss
+      of validation; and the learning curve.
+    """
+    c, seconds, loss, bits, speed = run.config, 0.0, None, None, None
+    losses: list[float] = []
+    about: Point = {
+        **recorded(run.corpus_sha256),
+        "parameters": run.model.num_parameters(),
+        "state_size": run.model.state_size(c.block),
+        "saved_mib": run.saved_mib(),
+    }
+    with suppress(FloatingPointError):
+        for progress in run.run():
+            seconds = progress.seconds
+            losses.append(progress.loss)
+        loss = finite(run.curve[-1][-1])
+        bits = round(loss / math.log(2), 4)
+    if seconds:
+        speed = round(run.step * c.batch * c.block / seconds)
+    return {
+        **{"loss": loss, "bits": bits, **about, "tokens_per_second": speed},
+        "curve": learning_curve(losses, c.steps),
+    }
+
+
+def finite(loss: float) -> float | None:
+    """Round a loss to four decimals; None if it is not finite."""
+    return round(loss, 4) if math.isfinite(loss) else None
+
+
+def middle(losses: Numbers) -> float:
+    """Return the median over seeds; infinite if there is none, or it has failed."""
+    return median([inf if loss is None else loss for loss in losses] or [inf])
+
+
+def percent_above(losses: Numbers, base: float) -> Numbers:
+    """Return by how many per cent losses are above another."""
+    return [None if x is None else 100 * (x / base - 1) for x in losses]
+
+
+def above(loss: float | None, other: float | None) -> float:
+    """Return by how much a loss is above another.
+
+    Infinite if it has failed, minus infinite if only the other has.
+    """
+    if loss is None:
+        return inf
+    return -inf if other is None else loss - other

@@ -1,0 +1,175 @@
+"""Train any model on batches that are made for each step."""
+
+from collections.abc import Callable
+from math import isfinite
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
+
+#: Makes the schedule of an optimiser, from its highest learning rate and the
+#: number of steps.
+Schedule = Callable[[torch.optim.Optimizer, float, int], LRScheduler]
+#: Numbers of a learning curve, at most.
+CURVE = 20
+#: What `fit` does unless it is told otherwise, in words.
+SETUP = {
+    "optimiser": "Adam, gradients clipped to 1",
+    "schedule": "rises for a tenth of the steps, falls along a cosine",
+}
+
+
+def one_cycle(
+    optimizer: torch.optim.Optimizer, lr: float, steps: int, rise: float = 0.1
+) -> LRScheduler:
+    """Raise the rate for a share of the steps, and let it fall along a cosine.
+
+    - Raises `ValueError` if that share is one step or less.
+    """
+    if rise * steps <= 1:
+        least = int(1 / rise) + 1
+        raise ValueError(f"expected steps to be at least {least}, got {steps}")
+    return OneCycleLR(optimizer, lr, steps, pct_start=rise, cycle_momentum=False)
+
+
+class Fit(NamedTuple):
+    """How a training went.
+
+    - `steps`: number of optimiser steps.
+    - `curve`: pairs of a step and what was evaluated then; without `evaluate`, at
+      most 20 pairs of a step and the mean loss of training since the pair before.
+    - `ended`: what `stop` returned, or "diverged"; "" = all steps were taken.
+    """
+
+    steps: int
+    curve: list[tuple[int, float]]
+    ended: str
+
+    @property
+    def short(self) -> list[tuple[int, float]]:
+        """At most 20 pairs of the curve, with the last one."""
+        return self.curve[:: -max(1, -(-len(self.curve) // CURVE))][::-1]
+
+
+def fit(
+    model: nn.Module,
+    draw: Callable[[int], Any],
+    loss: Callable[[Any, Any], Tensor],
+    steps: int,
+    lr: float,
+    *,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.Adam,
+    schedule: Schedule | None = one_cycle,
+    clip: float | None = 1.0,
+    every: int = 0,
+    evaluate: Callable[[int], float] | None = None,
+    stop: Callable[[list[tuple[int, float]]], str] | None = None,
+) -> Fit:
+    """Train on a new batch in every step.
+
+    - `model`: trained in place.
+    - `draw`: makes the batch of a step, counted from 0.
+    - `loss`: of the model, and a batch.
+    - `steps`, `lr`: number of optimiser steps, highest learning rate.
+    - `optimizer`: takes parameters and `lr`.
+    - `schedule`: of the learning rate; None = constant.
+    - `clip`: maximum norm of the gradient; None = any.
+    - `every`, `evaluate`: call this after each of this many steps, with their number;
+      a number that is not finite ends the training.
+    - `stop`: called with the curve after each evaluation; returns why to stop,
+      or "".
+    - Returns a `Fit`.
+    - Raises `ValueError` for too few steps, or `evaluate` without `every`.
+    """
+    if evaluate is not None and every < 1:
+        raise ValueError(f"expected every to be at least 1, got {every}")
+    adam = optimizer(model.parameters(), lr=lr)
+    rate = None if schedule is None else schedule(adam, lr, steps)
+    losses: list[float] = []
+    curve: list[tuple[int, float]] = []
+    for step in range(1, steps + 1):
+        batch = draw(step - 1)
+        adam.zero_grad(set_to_none=True)
+        now = loss(model, batch)
+        losses.append(now.item())
+        now.backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        adam.step()
+        if rate is not None:
+            rate.step()
+        if evaluate is None or step % every:
+            continue
+        curve.append((step, evaluate(step)))
+        ended = "" if stop is None else stop(curve)
+        if not isfinite(curve[-1][1]):
+            return Fit(step, curve[:-1], "diverged")
+        if ended:
+            return Fit(step, curve, ended)
+    return Fit(steps, curve if evaluate else learning_curve(losses, steps), "")
+
+
+def learning_curve(losses: list[float], steps: int) -> list[tuple[int, float]]:
+    """Average the training losses of all steps over at most 20 equal parts.
+
+    - `steps`: number of steps of the whole run, which may have ended before.
+    - Returns pairs of a step and the mean loss of the part that ends there.
+    """
+    part = -(-steps // CURVE)
+    ends = range(part, len(losses) + 1, part)
+    return [(end, round(fmean(losses[end - part : end]), 4)) for end in ends]
+
+
+# --- Labelled answers -----------------------------------------------------
+
+
+class Score(NamedTuple):
+    """Right answers in percent, and the mean loss of an answer in nats."""
+
+    accuracy: float
+    loss: float
+
+
+def answer_loss(
+    model: Callable[[Tensor], Tensor], batch: tuple[Tensor, Tensor]
+) -> Tensor:
+    """Return the mean loss in nats of the tokens that have a label.
+
+    - `model`: takes tokens, returns logits `[batch, time, vocabulary]`.
+    - `batch`: tokens and labels, both integers `[batch, time]`; a label from 0 to
+      `vocabulary - 1` asks for an answer, and a negative one for nothing. Without
+      any answer the loss is NaN.
+    - Returns a scalar `[]`.
+    """
+    return F.cross_entropy(*_answers(model, batch))
+
+
+@torch.no_grad()
+def score(model: Callable[[Tensor], Tensor], batch: tuple[Tensor, Tensor]) -> Score:
+    """Score all answers of a batch, which may be large: 128 sequences at a time.
+
+    - `model`, `batch`: as for `answer_loss`. The model runs in the mode it is in.
+    - Returns a `Score`: percent to two decimals, nats to four.
+    - Raises `ValueError` if no label asks for an answer.
+    """
+    if not (batch[1] >= 0).any():
+        raise ValueError("expected a label that is not negative, got none")
+    right, loss, count = 0, 0.0, 0
+    for part in zip(*(x.split(128) for x in batch), strict=True):
+        logits, labels = _answers(model, part)
+        right += int((logits.argmax(-1) == labels).sum())
+        loss += F.cross_entropy(logits, labels, reduction="sum").item()
+        count += len(labels)
+    return Score(round(100 * right / count, 2), round(loss / count, 4))
+
+
+def _answers(
+    model: Callable[[Tensor], Tensor], batch: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return the logits where there are labels, and these labels."""
+    tokens, labels = batch
+    asked = labels >= 0
+    return model(tokens)[asked], labels[asked]

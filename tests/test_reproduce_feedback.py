@@ -1,0 +1,87 @@
+"""docs/reproduce/feedback-*.py: what a short memory sees, and what training costs."""
+
+from importlib import import_module
+from math import inf
+
+import pytest
+import torch
+from frame import load
+from statements import build
+
+from fwlab.layers import FeedbackTransformer, SoftmaxAttention
+from fwlab.models.language_model import Size
+
+depth = import_module("feedback-depth")
+curriculum = import_module("feedback-curriculum")
+SIZE = Size(layers=2, heads=2, d_model=8, d_ff=16, max_len=12)
+TINY = {"statements": 5, "batch": 2, "steps": 2, "budget": 4, "parallel": 3}
+USUAL = {"feedback": FeedbackTransformer, "transformer": SoftmaxAttention}
+
+
+def reached(layer):
+    """Return pairs of a step that is changed, and a step whose output then moves."""
+    x = torch.randn(1, 12, 8, dtype=torch.float64)
+    pairs = set()
+    for changed in range(12):
+        other = x.clone()
+        other[0, changed] = torch.randn(8)
+        moved = (layer(other) - layer(x)).abs().amax((0, 2)) > 1e-9
+        pairs |= {(changed, t) for t in moved.nonzero()[:, 0].tolist()}
+    return pairs
+
+
+@pytest.mark.parametrize("model", USUAL)
+def test_a_layer_sees_its_own_block_and_the_one_before(model):
+    torch.manual_seed(0)
+    layer = depth.mixer(model, 3).make(SIZE).double()
+    before = {(i, t) for t in range(12) for i in range(t + 1)}
+    near = {(i, t) for i, t in before if t // 3 - i // 3 <= 1}
+    if model == "feedback":
+        assert reached(layer) == before  # memories carry on what is not seen
+        layer.merge.data[1:] = -1000  # they are embeddings: only what is seen counts
+    assert reached(layer) == near
+
+
+@pytest.mark.parametrize("model", USUAL)
+def test_a_long_memory_is_no_limit(model):
+    layer = depth.mixer(model, 7).make(SIZE).double()
+    x, r = torch.randn(2, 2, 12, 8, dtype=torch.float64)
+    results = [
+        [y, *torch.autograd.grad((y * r).sum(), [*layer.parameters()])]
+        for y in (layer(x), USUAL[model].forward(layer, x))
+    ]
+    for a, b in zip(*results, strict=True):
+        assert torch.allclose(a, b, atol=1e-12)
+
+
+def test_cost_counts_all_stages(monkeypatch):
+    """A chain is the layers of a transformer, or the tokens of a feedback layer."""
+    monkeypatch.setattr(curriculum, "EVERY", 1)
+    point = curriculum.points(True)[2] | TINY | {"layers": 2}
+    found = curriculum.run(point | {"target": 100.0})
+    assert found["steps"] == 3 + 1 and 2 * (3 + 6) <= found["chain"] <= 2 * (3 + 11)
+    assert [step for step, _ in found["curve"]] == [4]
+    chains = {way: {"steps": 0, "chain": 0, "cpu": 0.0} for way in curriculum.WAYS}
+    for way, cost in chains.items():
+        long = point | {"way": way, "statements": 16}
+        curriculum.train(build("feedback", long, 2), long, 8, cost)
+    growing, full = (chains[way]["chain"] for way in ("growing length", "from scratch"))
+    assert growing < 0.9 * full
+
+
+@pytest.mark.parametrize("name", ["variables", "depth", "curriculum"])
+def test_points_run(name, monkeypatch):
+    """All kinds of points; models of as many layers are equally large."""
+    monkeypatch.setattr(depth, "TIMED", (2, 4))
+    experiment, sizes = load(f"feedback-{name}"), {}
+    for point in (p for p in experiment.points(True) if p["seed"] == 1):
+        found = experiment.run(point | TINY)
+        if name == "curriculum":
+            assert found["lowest"] == inf and found["chain"] is None
+        elif point.get("kind") == "time":
+            assert found["train"] > 0 and found["predict"] > 0
+        else:
+            assert 0 <= found["accuracy"] <= 100
+            sizes[point["model"], point["layers"]] = found["parameters"]
+    if sizes:
+        assert 0.98 < sizes["feedback", 1] / sizes["transformer", 1] < 1.02

@@ -1,0 +1,207 @@
+"""`text` and its experiments: ablation, language-model, length, replacing, state-size."""
+
+from dataclasses import replace
+from hashlib import sha256
+from importlib import import_module
+from math import log
+from statistics import fmean
+
+import length
+import pytest
+import replacing
+import text
+import torch
+from frame import Points, load
+from torch.nn import functional as F
+
+from fwlab.data import corpus
+from fwlab.feature_maps import ELU1, sum_normalize
+from fwlab.layers import FastWeightAttention
+from fwlab.models import MIXERS, LanguageModel
+from fwlab.training import Config, Trainer
+from fwlab.training.batches import in_rows
+
+language_model, state_size = map(import_module, ("language-model", "state-size"))
+TEXT = "to be, or not to be, that is the question. " * 40
+SMALL = Config(
+    **{"layers": 1, "heads": 2, "d_model": 16, "block": 8, "batch": 3, "device": "cpu"},
+    **{"steps": 3, "warmup": 1, "eval_every": 100},
+)
+
+
+def small(mixer="delta", **changes):
+    return text.Run(replace(SMALL, **changes), MIXERS.get(mixer, mixer), TEXT)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("ablation", {"positions": 1, "normalize": 1}),
+        ("language-model", {"mixer": "transformer-xl"}),
+        ("length", {"mixer": "delta"}),
+        ("replacing", {"layer": "delta without removal", "conv_size": 4}),
+        ("state-size", {"model": "gated-delta"}),
+        ("state-size", {"memory": 64}),
+    ],
+)
+def test_a_point_of_two_steps(name, settings, monkeypatch):
+    tiny = {"layers": 1, "d_model": 16, "batch": 2, "steps": 2, "warmup": 1}
+    monkeypatch.setitem(text.SIZES, "small", tiny)
+    monkeypatch.setattr(text, "load", lambda name: TEXT * 10)
+    point = Points(load(name).points(True))(**settings)[0]
+    found = load(name).run(point)
+    assert 1 < found["loss"] < 4 and len(found["curve"]) == 2
+    assert load(name).setup(point)["steps"] == 2
+
+
+def test_without_carried_state_it_is_the_training_of_fwlab_train():
+    own, usual = small(), Trainer(replace(SMALL, mixer="delta"), TEXT)
+    assert [p.loss for p in own.run()] == [p.loss for p in usual.run()]
+    assert own.curve == usual.curve
+
+
+def test_a_run_says_what_it_has_read_and_learned():
+    found, again = (text.train(small(steps=50, carry=True)) for _ in "ab")
+    assert found.pop("tokens_per_second") > 0 and again.pop("tokens_per_second") > 0
+    assert found == again
+    losses = [p.loss for p in small(steps=50, carry=True).run()]
+    assert [step for step, _ in found["curve"]] == [*range(3, 50, 3)]
+    assert found["curve"][1][1] == pytest.approx(fmean(losses[3:6]), abs=1e-4)
+    assert found["bits"] == pytest.approx(found["loss"] / log(2), abs=1e-4)
+    digest = sha256(TEXT.encode()).hexdigest()[:12]
+    assert (found["corpus_name"], found["corpus_sha256"]) == ("another text", digest)
+    read = text.texts_of([found | {"corpus": "x"}, found | {"corpus": "x"}, {}])
+    assert read == {"x": [f"another text, SHA-256 {digest}…"]}
+
+
+def test_without_a_network_the_text_has_another_name(monkeypatch):
+    monkeypatch.setattr(text, "corpus", lambda _: corpus("python"))
+    digest = sha256(text.load.__wrapped__("any").encode()).hexdigest()
+    said = "Python's standard library, the first 300,000 characters"
+    assert text.recorded(digest)["corpus_name"] == said
+
+
+@pytest.mark.parametrize("mixer", ["delta", "sum"])
+def test_loss_and_norm_by_position(mixer):
+    run = small(mixer, carry=True)
+    run.eval_rows = 2
+    found = state_size.by_position(run)
+    tokens = in_rows(run.val_tokens, 2)
+    logits, (_, W) = run.model.prefill(tokens[:, :64])
+    losses = {
+        end: F.cross_entropy(logits[:, at:end].mT, tokens[:, at + 1 : end + 1]).item()
+        for at, end in ((0, 8), (8, 16), (16, 32), (32, 64))
+    }
+    assert found["last_loss"] == pytest.approx(losses[64], abs=1e-4)
+    assert found["lowest_at"] == min(losses, key=losses.__getitem__)
+    # What the sum rule reads is divided by a sum of keys.
+    norm = W.norm(dim=(2, 3)).mean().item() if mixer == "delta" else None
+    assert found["last_norm"] == (norm and pytest.approx(norm, abs=1e-4))
+
+
+def test_memory_is_cut_at_evaluation():
+    """The trained weights in a model with less memory, and shorter segments."""
+    options = {"lr": 0.03, "min_lr": 0.03, "steps": 30, "carry": True}
+    run, other = (small(state_size.mixer({"memory": n}), **options) for n in (8, 2))
+    run.eval_rows = other.eval_rows = 2
+    text.train(run)
+    other.model.load_state_dict(run.model.state_dict())
+    whole = state_size.by_memory(run, 8)
+    assert whole == text.finite(run.evaluate())
+    assert state_size.by_memory(run, 2) == text.finite(other.evaluate()) != whole
+
+
+@pytest.mark.parametrize("lr", [0.0, 0.1])
+def test_a_state_is_stale_if_weights_have_changed(lr, monkeypatch):
+    monkeypatch.setattr(state_size, "AHEAD", 16)  # less than is carried
+    run = small(lr=lr, min_lr=lr, steps=5, carry=True)
+    text.train(run)
+    found = state_size.by_state(run)
+    past = found["carried"]
+    equal = pytest.approx(found["own_loss"], abs=1e-4)
+    assert past == 5 * SMALL.block and (found["stale_loss"] == equal) is (lr == 0)
+    rows = in_rows(run.train_tokens, SMALL.batch).long()
+    logits = run.model(rows[:, : past + 16])[:, past:]
+    assert F.cross_entropy(logits.mT, rows[:, past + 1 : past + 17]).item() == equal
+
+
+def test_windows_of_every_length_have_the_same_characters(monkeypatch):
+    learned = {"softmax", "aft-simple", "aft-full", "aft-local"}  # for every place
+    assert MIXERS.keys() - {*length.NAMES} == learned
+    monkeypatch.setattr(length, "LENGTHS", (8, 16, 32))
+    monkeypatch.setattr(length, "READ", 64)
+    for name in length.NAMES:
+        run = small(length.mixer({"mixer": name}), d_model=8)
+        found = length.by_length(run)
+        count = (len(run.val_tokens) - 1) // 32 * 32
+        inputs, wanted = (run.val_tokens[at : at + count].long() for at in (0, 1))
+        for size in (8, 32):
+            logits = torch.cat([run.model(x[None])[0] for x in inputs.split(size)])
+            loss = F.cross_entropy(logits, wanted).item()
+            assert found[f"loss_{size}"] == pytest.approx(loss, abs=1e-4)
+
+
+def test_what_is_saved_for_the_backward_pass():
+    """In proportion to the batch: the weights do not count."""
+    one, two = (small(d_model=64, batch=n).saved_mib() for n in (8, 16))
+    assert two == pytest.approx(2 * one, rel=0.05) and one > 0.1
+
+
+def test_models_have_equal_numbers_of_parameters():
+    counts = []
+    for point in replacing.points(False)[::3]:
+        mixer = replacing.mixer(point)
+        c = text.config(point, mixer)
+        sizes = c.layers, c.heads, c.d_model, c.block, c.d_ff
+        counts.append(LanguageModel(65, mixer, *sizes).num_parameters())
+    assert len(counts) == 15 and max(counts) < 1.03 * min(counts)
+
+
+@pytest.mark.parametrize("rule", ["sum", "delta", "gated", "gated-delta"])
+def test_the_usual_map_is_that_of_the_mixer(rule):
+    tokens, logits = torch.arange(20).view(2, 10), []
+    for mixer in (rule, text.fast_weights(rule, language_model.USUAL[rule])):
+        torch.manual_seed(1)
+        logits.append(LanguageModel(20, mixer, 1, 2, 16)(tokens))
+    assert torch.equal(*logits)
+
+
+@torch.no_grad()
+def test_the_control_without_a_memory_sees_four_tokens():
+    """In each layer, by whatever method it reads them."""
+    layer = text.ConvolutionAlone(8, 2, rule="sum", conv_size=4)
+    x = torch.randn(2, 12, 8)
+    other = x.clone()
+    other[:, 5] += 1
+    differs = (layer(other) != layer(x)).any(-1).any(0)
+    assert differs.nonzero().flatten().tolist() == [5, 6, 7, 8]
+    start, state = layer.prefill(x[:, :7])
+    assert state[0].numel() == layer.state_size(7)
+    y_7, _ = layer.step(x[:, 7], state)
+    assert torch.allclose(start, layer(x)[:, :7])
+    assert torch.allclose(y_7, layer(x)[:, 7], atol=1e-6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("conv_size", [0, 4])
+def test_it_adds_what_delta_would_write_into_an_empty_memory(conv_size):
+    layers = []
+    for kind in (FastWeightAttention, replacing.Adding):
+        torch.manual_seed(0)
+        options = {"key_norm": "sum", "conv_size": conv_size}
+        layers.append(kind(8, 2, ELU1(), "delta", **options).double())
+    delta, layer = layers
+    x = torch.randn(3, 7, 8).double()
+    assert torch.allclose(layer(x)[:, 0], delta(x)[:, 0], atol=1e-12)
+    assert not torch.allclose(layer(x)[:, 1:], delta(x)[:, 1:], atol=1e-3)
+    state = layer.prefill(x[:, :6])[1]
+    assert torch.allclose(layer.step(x[:, 6], state)[0], layer(x)[:, 6], atol=1e-12)
+    if not conv_size:
+        q, k, v = (
+            to(x).unflatten(-1, (2, 4)) for to in (layer.to_q, layer.to_k, layer.to_v)
+        )
+        q, k = (sum_normalize(ELU1()(part)) for part in (q, k))
+        beta = layer.gates.beta(x, k)
+        W = torch.einsum("bth,bthv,bthk->bthvk", beta, v, k).cumsum(1)
+        wanted = layer.to_out(torch.einsum("bthvk,bthk->bthv", W, q).flatten(-2))
+        assert torch.allclose(layer(x), wanted, atol=1e-12)
