@@ -388,6 +388,10 @@ def place(point: Point) -> float:
     return r if point["task"] in TEXTS else r / (1 + r) * (1 - 1 / PAIRS)
 
 
+#: What is below stands at the lower edge of the figure.
+LEAST = -1.0
+
+
 def draw(points: Points) -> Figure:
     """Draw the shares of the gain over how often keys return."""
     chosen = best(points)
@@ -405,14 +409,14 @@ def draw(points: Points) -> Figure:
         shown = [own for own in chosen(map=name).by("task").values() if gains(own)]
         for erased, (color, marker) in looks.items():
             rows = Points(
-                {"at": place(own[0]), "share": share}
+                {"at": place(own[0]), "share": max(share, LEAST)}
                 for own in shown
                 for share in shares(own, erased)
             )
             plots.series(ax, rows, color, marker, "", erased, "share", "at")
         ax.axhline(0, color=INK, linewidth=0.8)
         ax.axhline(1, color=FAST, linewidth=0.8)
-        ax.set(title=name, ylabel="share of the delta rule's gain")
+        ax.set(title=name, ylabel="share of the gain", ylim=(LEAST - 0.15, 1.6))
     axes[-1].set_xlabel("steps whose key returns with another value")
     plots.legend(figure, axes[0], 2)
     return figure
