@@ -27,11 +27,10 @@ def one_cycle(
 ) -> LRScheduler:
     """Raise the rate for a share of the steps, and let it fall along a cosine.
 
-    - Raises `ValueError` if that share is one step or less.
+    - Raises `ValueError` if that share is one step, which PyTorch does not take.
     """
-    if rise * steps <= 1:
-        least = int(1 / rise) + 1
-        raise ValueError(f"expected steps to be at least {least}, got {steps}")
+    if rise * steps == 1:
+        raise ValueError(f"expected other steps than {steps}: the rate rises for one")
     return OneCycleLR(optimizer, lr, steps, pct_start=rise, cycle_momentum=False)
 
 
@@ -82,7 +81,7 @@ def fit(
     - `stop`: called with the curve after each evaluation; returns why to stop,
       or "".
     - Returns a `Fit`.
-    - Raises `ValueError` for too few steps, or `evaluate` without `every`.
+    - Raises `ValueError` for a rise of one step, or `evaluate` without `every`.
     """
     if evaluate is not None and every < 1:
         raise ValueError(f"expected every to be at least 1, got {every}")

@@ -139,8 +139,8 @@ def test_what_is_drawn_is_what_is_computed(figure):
 def test_trained_points_are_those_of_the_results(figure):
     """Medians of all seeds up to 128 pairs; none below the law."""
     runs = []
-    for name in ("quick/capacity", "capacity"):
-        text = (ROOT / "docs" / "results" / f"{name}.json").read_text("utf-8")
+    for name in ("capacity.quick", "capacity"):
+        text = (ROOT / "docs" / "reproduce" / f"{name}.json").read_text("utf-8")
         points = json.loads(text)["points"]
         runs += [p for p in points if p["ask"] == "all keys"]
     for width, expected in ((16, 4), (64, 6), (32, 0)):
