@@ -456,7 +456,7 @@ def test_failed_save_keeps_the_old_file(trained, monkeypatch):
     before = path.read_bytes()
     with pytest.raises(CheckpointError, match="cannot write"):
         trainer.save(path / "below-a-file" / "model")
-    monkeypatch.setattr("fwlab.training.checkpoint.save_file", fail)
+    monkeypatch.setattr("fwlab.training.checkpoint.serialize", fail)
     with pytest.raises(CheckpointError, match=r"cannot write .*disk full"):
         trainer.save(path)
     assert path.read_bytes() == before and [*path.parent.iterdir()] == [path]
@@ -581,7 +581,7 @@ def test_a_result_is_one_of_the_last_checkpoint(fwlab, run, monkeypatch):
         assert again[name] == whole[name]
     assert again["first_step"] == 6 and again["tokens_per_second"] is None
     # A longer run removes it before it writes its first checkpoint.
-    monkeypatch.setattr("fwlab.training.checkpoint.save_file", fail)
+    monkeypatch.setattr("fwlab.training.checkpoint.serialize", fail)
     assert "disk full" in refused(*RUN, "--resume", "--steps", "9")
     assert load("run/last").step == 6 and not (run / "result.json").exists()
 

@@ -46,7 +46,7 @@ def token_file(text: Text, vocabulary: Vocabulary, path: str | Path | None) -> T
     """
     if path is None:
         return _tokens(text, vocabulary)
-    from safetensors.torch import save_file
+    from safetensors.torch import save as serialize
 
     sizes = list(map(len, text.documents))
     kind, words = type(vocabulary).__name__, vocabulary.vocabulary
@@ -58,7 +58,7 @@ def token_file(text: Text, vocabulary: Vocabulary, path: str | Path | None) -> T
     tokens = _tokens(text, vocabulary)
     try:
         with replacing(path) as part:
-            save_file(tokens._asdict(), part, expected)
+            part.write_bytes(serialize(tokens._asdict(), expected))
     except OSError as error:
         why = error.strerror.lower() if error.strerror else str(error)
         raise CorpusError(f"cannot write the token file {path}: {why}") from None

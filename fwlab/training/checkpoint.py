@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save as serialize
 from torch import Tensor
 
 from fwlab.data import Characters, Vocabulary, Words
@@ -103,7 +103,8 @@ def save(path: str | Path, checkpoint: Checkpoint) -> None:
     header["sha256"] = _checksum(header, data)
     try:
         with replacing(Path(path)) as part:
-            save_file(data, part, header)
+            # `save_file` writes to a file of its own, which stays if it is killed.
+            part.write_bytes(serialize(data, header))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot write the checkpoint {path}: {error}") from None
 
