@@ -22,15 +22,13 @@ SOURCE = "ours"
 COST = "quick: 5 min of one core; full: 4.5 hours"
 
 #: The controls: no memory; attention that compares by distance; and both.
-ALONE = "convolution alone"
-ROTARY, CONVOLVED = "attention, rotary", "convolution + attention"
+ALONE, CONVOLVED, ROTARY = text.ALONE, text.CONVOLVED, "attention, rotary"
 #: Fast weights behind the same convolution.
 BEHIND = {
     "convolution + delta": ("delta", "dpfp"),
     "convolution + gated-delta": ("gated-delta", "identity"),
 }
-OWN = {ALONE: text.CONVOLUTION}
-OWN |= {ROTARY: text.ROTARY_SOFTMAX, CONVOLVED: text.CONVOLVED_SOFTMAX}
+OWN = text.CONTROLS | {ROTARY: text.ROTARY_SOFTMAX}
 OWN |= {
     name: text.fast_weights(*layer, conv_size=text.CONVOLUTION_SIZE)
     for name, layer in BEHIND.items()

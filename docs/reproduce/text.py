@@ -155,8 +155,13 @@ class ConvolvedAttention(SoftmaxAttention):
         return super().state_size(time) + (self.conv.size - 1) * self.conv.channels
 
 
-#: The bar: it keeps the whole window, and sees the last few tokens at once.
+#: The bar: it keeps the whole window, behind the convolution.
 CONVOLVED_SOFTMAX = Mixer(lambda s: ConvolvedAttention(s.d_model, s.heads))
+
+
+#: Both, by the names that tables and charts have for them.
+ALONE, CONVOLVED = "convolution alone", "convolution + attention"
+CONTROLS = {ALONE: CONVOLUTION, CONVOLVED: CONVOLVED_SOFTMAX}
 
 
 # --- Points and their runs ------------------------------------------------
