@@ -41,7 +41,7 @@ BARE = (
 #: Those of the quick version.
 FEW = ("sum", "delta", "gated-delta", ALONE, ROTARY, CONVOLVED)
 #: The rates of all mixers; the first full one is that of the README.
-RATES = {"quick": (1e-3, 4e-3, 1.6e-2), "full": (1e-3, 3e-3, 1e-2)}
+RATES = {"quick": (1e-3, 4e-3, 1.6e-2), "full": (1e-3, 3e-3, 1e-2, 3e-2)}
 #: Mixers of which the first should end below the second, each at its best rate.
 ORDERS = (
     ("delta", "sum"),
