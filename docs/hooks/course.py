@@ -255,21 +255,21 @@ def _cells(course: dict[str, dict]) -> dict[str, tuple[int, int]]:
     return cells
 
 
-def _line(start: tuple[int, int], end: tuple[int, int], boxes: set) -> str:
-    """From the middle of one cell to that of another below it, around the boxes
-    between them: a cell is 1 wide and 1 high, and a box does not fill it.
+def _line(start: tuple, end: tuple, boxes: set) -> list[tuple[float, float]]:
+    """The corners of a line from the middle of one cell to that of another below it,
+    around the boxes between them: a cell is 1 wide and 1 high, its box a bit smaller.
     """
     (row, column), (to_row, to_column) = start, end
     x, to_x = column + 0.5, to_column + 0.5
     between = range(row + 1, to_row)
     if not any((r, column) in boxes for r in between):
-        way = f"V{to_row}H{to_x}"
+        corners = [(x, to_row), (to_x, to_row)]
     elif not any((r, to_column) in boxes for r in between):
-        way = f"V{row + 1}H{to_x}"
+        corners = [(x, row + 1), (to_x, row + 1)]
     else:  # between two columns
-        side = max(column, to_column) if column != to_column else column
-        way = f"V{row + 1}H{side}V{to_row}H{to_x}"
-    return f"M{x} {row + 0.5}{way}V{to_row + 0.5}"
+        side = max(column, to_column)
+        corners = [(x, row + 1), (side, row + 1), (side, to_row), (to_x, to_row)]
+    return [(x, row + 0.5), *corners, (to_x, to_row + 0.5)]
 
 
 # --- The page of exercises ---------------------------------------------

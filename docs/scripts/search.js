@@ -16,9 +16,9 @@
   // What readers call something, and what it is called here: both are searched.
   const ALSO = `answer: exercise; attention free transformer: aft; benchmark: speed;
     bibtex: cite; cheatsheet: cheat sheet; chunkwise: chunks; citation: cite; cuda: gpu;
-    deltanet: delta rule; equation: eq; fast: speed; faster: speed;
+    deltanet: delta rule; equation: eq; faster: speed;
     gradient checkpointing: memory; hebbian: outer product; hopfield: capacity;
-    hugging face: transformers; huggingface: transformers; kda: kimi delta attention;
+    hugging face: transformers; how fast: speed; huggingface: transformers; kda: kimi delta attention;
     learning rate: write strength; linear attention: fast weights;
     linear attention: sum rule; linear transformer: fast weights; mamba: ten rules;
     memory efficient backward: memory; performer: favor; pip: install;
@@ -27,7 +27,7 @@
     triton: gpu kernels; ttt: regression; tutorial: start here`;
   // Words that are in every text.
   const COMMON = new Set(
-    `a an and are as at be by can do does for from how i in is it of on or should than that
+    `a an and are as at be by can do does for from i in is it of on or should than that
      the this to vs what when where which why with you`.split(/\s+/),
   );
   const SPELLED = {
@@ -121,15 +121,22 @@
   };
   const found = (phrase) => {
     const others = also.map((pair) => ` ${phrase} `.replace(...pair).trim());
-    const phrases = [...new Set([phrase, ...others])];
-    // Two letters that have changed places are two mistakes.
-    const fuzzy = (term) => (term.length > 4 ? 2 : term.length > 3 && 1);
-    // All words; all, perhaps misspelled; or some of them.
-    for (const options of [{ combineWith: "AND" }, { combineWith: "AND", fuzzy }]) {
-      const hits = ask(phrases, options);
-      if (hits.length) return hits;
-    }
-    return ask(phrases, { combineWith: "OR", fuzzy });
+    return ask([...new Set([phrase, ...others])], { combineWith: "AND" });
+  };
+
+  // A word that is nowhere, as one with the same letters, or with one or two others:
+  // the one that says most.
+  const near = (word, fuzzy) => {
+    const scores = new Map();
+    for (const { terms, score } of index.search({ queries: [word], fuzzy }))
+      for (const term of terms) scores.set(term, (scores.get(term) ?? 0) + score);
+    return [...scores].sort((a, b) => b[1] - a[1]).map(([term]) => term);
+  };
+  const letters = (word) => [...word].sort().join("");
+  const corrected = (word) => {
+    if (word.length < 4 || ask([word]).length) return word;
+    const swapped = near(word, 2).find((term) => letters(term) === letters(word));
+    return swapped ?? near(word, 1)[0] ?? near(word, 2)[0] ?? word;
   };
 
   const escaped = (text) =>
@@ -169,10 +176,17 @@
   };
 
   const search = (query) => {
-    const typed = words(query);
+    let typed = words(query);
     if (!typed.length) return [];
+    // All words; all, if some were misspelled; or some of them.
+    let all = found(typed.join(" "));
+    if (!all.length) {
+      typed = typed.map(corrected);
+      all = found(typed.join(" "));
+    }
+    if (!all.length) all = ask([typed.join(" ")], { combineWith: "OR" });
     const groups = new Map();
-    for (const hit of found(typed.join(" "))) {
+    for (const hit of all) {
       const page = pageOf(SECTIONS[hit.id].location);
       groups.set(page, [...(groups.get(page) ?? []), hit]);
     }

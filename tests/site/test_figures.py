@@ -294,7 +294,7 @@ def test_gallery_shows_every_figure(look, site):
     page. It is the first of the figures."""
     tab = look("index.html", width=1280)
     base = tab.url.removesuffix("index.html")
-    tab.locator(".md-tabs__link", has_text="Figures").click()
+    tab.locator(".md-tabs__link", has_text="Play").click()
     tab.wait_for_url("**/figures/index.html")
     for size in (DESK, PHONE):
         tab.set_viewport_size({"width": size[0], "height": size[1]})
