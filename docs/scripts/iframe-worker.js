@@ -40,7 +40,7 @@
 document.addEventListener("DOMContentLoaded", () => {
   const WORD = /(\d+(?:[.,]\d+)+|[\p{L}\p{M}\p{N}_]+)/u;
   const asked = new URLSearchParams(location.search);
-  const typed = (asked.get("h") ?? "").toLowerCase().split(WORD).filter((part, i) => i % 2 && part.length > 1);
+  const typed = (asked.get("h") ?? "").toLowerCase().split(WORD).filter((part, i) => i % 2 && part.length > 2);
   const begins = typed.map((word) => word.replace(/(?<=...)(?:ies|es|s|ing|ed|[ey])$/, ""));
   const article = document.querySelector("article");
   const there = asked.get("at") ?? decodeURIComponent(location.hash.slice(1));

@@ -41,7 +41,7 @@ TASKS = {
     "read the delta rule beside its equations": (
         "index.html",
         ["Read the code"],
-        ("annotated/delta.html", "Eq. 24"),
+        ("annotated/delta.html", "Naive: the specification"),
     ),
     "look up a symbol": (
         "annotated/delta.html",
@@ -89,7 +89,7 @@ def test_task(look, task):
 
 
 def test_five_ways_in(look):
-    """The same five on every page, and the way back above its title."""
+    """The same five on every page, and a path to it above its title."""
     for page in ("index.html", "annotated/delta.html", "results/speed.html"):
         tabs = look(page).locator(".md-tabs__link")
         wanted = ["Learn", "Play", "Code", "Evidence", "Help"]
