@@ -51,7 +51,7 @@
       const names = this.dataset.after.split(" ");
       const answered = known.has(ALL) || names.every((name) => known.has(name));
       const shown = names.every((name) => known.has(name) || known.has(`shown:${name}`));
-      const open = answered || shown || this.found;
+      const open = Boolean(answered || shown || this.found);
       const folded = this.hasAttribute("hidden");
       this.hidden = open ? false : "until-found"; // older browsers: just hidden
       this.previousElementSibling.hidden = answered;

@@ -174,7 +174,7 @@ def test_a_press_lands_where_enter_lands(look):
     tab.locator("article mark").first.wait_for()
     pressed = tab.url
     assert asked_in(pressed) == "generate text"
-    marks = {text.lower() for text in tab.locator("article mark").all_inner_texts()}
+    marks = {text.lower() for text in tab.locator("article mark").all_text_contents()}
     assert marks and all(re.match("generat|text", mark) for mark in marks)
     assert tab.evaluate(asks.CUT) == []
     tab.go_back()
