@@ -168,9 +168,11 @@ fwlab.figure("live", (figure) => {
     const known = people(facts);
     return facts.map((fact, i) => {
       const said = statement(fact);
-      if (facts.slice(i + 1).some(([name]) => name === fact[0])) return html`<s>${said}</s> `;
+      const gap = i ? " " : ""; // before it: one at the end would move
       const { moved } = known.find(({ name }) => name === fact[0]);
-      return moved ? html`<strong>${said}</strong> ` : html`<span>${said}</span> `;
+      if (facts.slice(i + 1).some(([name]) => name === fact[0]))
+        return html`${gap}<s>${said}</s>`;
+      return moved ? html`${gap}<strong>${said}</strong>` : html`${gap}<span>${said}</span>`;
     });
   };
   const cell = ({ said, right, share }) => html`
