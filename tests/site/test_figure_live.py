@@ -174,7 +174,7 @@ def test_memories_are_drawn_as_written_and_as_read(home):
         assert lit[0].max() == lit[:, -1].max() == 255 and lit[:, 0].max() == 0
         # What the query does not ask for is dark.
         asked = lit[0, 2:-2]
-        assert lit[2:, 2:-2][:, asked < 50].max() < 60
+        assert lit[2:, 2:-2][:, asked < 50].max() < 70
         assert (lit[2:, 2:-2] > plain[2:, 2:-2] + 10).sum() == 0
         # With its sign, so that the sum of a row is what is read there.
         pixels = torch.tensor(during["state"]["pixels"][rule]).reshape(lit.shape)
