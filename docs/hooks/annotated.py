@@ -120,7 +120,6 @@ TREE = {
     "Layers": ["fwlab/layers"],
 }
 INDEX, EQUATIONS = "annotated/index.md", "annotated/equations.md"
-RULES = "rules.md"
 MARK = re.compile(r"<!-- versions: ([\w-]+) -->")
 
 
@@ -141,10 +140,8 @@ def on_files(files, config):
         )
     files.append(File.generated(config, INDEX, content=_index()))
     files.append(File.generated(config, EQUATIONS, content=_equations()))
-    for entry in config.nav:
-        for title, value in entry.items():
-            if value == "annotated/":
-                entry[title] = [INDEX, RULES, EQUATIONS, *map(_uri, PAGES)]
+    (code,) = (entry["Code"] for entry in config.nav if "Code" in entry)
+    code[0] = {"Annotated source": [INDEX, EQUATIONS, *map(_uri, PAGES)]}
     return files
 
 

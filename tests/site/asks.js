@@ -374,25 +374,6 @@ const CUT_IN_STILL = (still) => {
   return found;
 };
 
-// --- The map of the course -------------------------------------------------
-
-// What is wrong with the map: letters too small, and arrows over a notebook.
-const MAP = () => {
-  const wrong = [];
-  const map = document.querySelector(".course-map");
-  const scale = map.getScreenCTM().a;
-  if (13 * scale < 11) wrong.push(`letters of ${13 * scale} px`);
-  const boxes = [...map.querySelectorAll("rect")].map((rect) => rect.getBBox());
-  for (const arrow of map.querySelectorAll("path"))
-    for (let at = 1; at < arrow.getTotalLength(); at++) {
-      const { x, y } = arrow.getPointAtLength(at);
-      const inside = (box) => x > box.x && x < box.x + box.width
-        && y > box.y && y < box.y + box.height;
-      if (boxes.some(inside)) wrong.push(`${arrow.getAttribute("d")} at ${x}, ${y}`);
-    }
-  return wrong;
-};
-
 // --- Questions -------------------------------------------------------------
 
 // What a page says to each of some answers.
@@ -693,12 +674,6 @@ const CUT = () => [...document.querySelectorAll("mark")]
   .filter(({ previousSibling, nextSibling }) =>
     /\w$/.test(previousSibling?.textContent ?? "") || /^\w/.test(nextSibling?.textContent ?? ""))
   .map((e) => e.parentElement.textContent);
-
-// The places that the search finds first for each query.
-const SEARCHED = (queries) => queries.map((query) => {
-  const { items } = globalThis.answered({ type: 2, data: query }).data;
-  return items.slice(0, 3).map(([first]) => first.location);
-});
 
 // The memories of twenty draws.
 const TWENTY_DRAWS = (() => {

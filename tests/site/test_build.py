@@ -189,7 +189,7 @@ def test_wheel_can_be_downloaded(site, pages):
     """From the pages that say how to install it; with all of the package."""
     name = f"fwlab-{fwlab.__version__}-py3-none-any.whl"
     assert [path.name for path in site.rglob("*.whl")] == [name]
-    for page in ("index.html", "course.html"):
+    for page in ("index.html", "run.html"):
         assert name in pages[page].links
         assert f"{name}" in (site / page).read_text("utf-8").replace("</span>", "")
     with zipfile.ZipFile(site / name) as wheel:
@@ -315,7 +315,7 @@ def test_pages_lead_to_the_repository_if_it_has_an_address(site, pages):
         wanted = [f"{repository}/{path}"] if repository else []
         assert pencils[name] == wanted
     clone = f"git clone {repository} fwlab"
-    for name in ("index.html", "course.html"):
+    for name in ("run.html",):
         text = re.sub("<[^>]*>", "", (site / name).read_text("utf-8"))
         assert ("git clone" in text) == (clone in text) == bool(repository)
     links = pages["annotated/source/feature_maps.html"].links
@@ -330,7 +330,7 @@ def test_lock_file_names_no_host():
     assert lock.count('"integrity"') == lock.count('"node_modules/')
 
 
-def test_example_of_the_home_page_runs():
-    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+def test_example_of_the_page_on_installing_runs():
+    text = (ROOT / "docs" / "run.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    exec(compile(example, "docs/index.md", "exec"), {})
+    exec(compile(example, "docs/run.md", "exec"), {})
