@@ -83,7 +83,6 @@ def on_page_content(html, page, config, files):
     """Not in the Markdown: converting it would change a drawing."""
     if MAP not in html:
         return html
-    page.meta["early_scripts"] = [PROGRESS]
     return html.replace(MAP, _map(page, files))
 
 

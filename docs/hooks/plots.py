@@ -23,9 +23,11 @@ from templates import render
 
 from fwlab.layers.fast_weight_attention import RULES
 from fwlab.plots import (
+    DIGITS,
     FAST,
     INK,
     OTHER,
+    PAPER,
     SERIES,
     TRAINED,
     legend,
@@ -72,6 +74,8 @@ OUTLINES = re.compile(
     r"scale\((0?\.\d+) [^)]*\)\">(?:(?!<g).)*?</g>",
     re.DOTALL,
 )
+#: The colours of pages in light and dark that take the place of a drawing's.
+COLOURS = {INK: "currentColor", PAPER: "var(--fw-paper)", DIGITS: "var(--fw-digits)"}
 #: What matplotlib's formulas have in these drawings.
 SIGNS = {"beta": "β", "delta": "δ", "nu": "ν", "phi": "φ", "sigma": "σ"}
 #: Of a formula: what is below or above its line, letters, and the rest.
@@ -93,7 +97,8 @@ def inline(svg: str, prefix: str, label: str) -> str:
     svg = svg[svg.index("<svg") :]
     svg = OUTLINES.sub(_letters, svg)
     svg = re.sub("<!--.*?-->|<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(INK, "currentColor", svg, flags=re.IGNORECASE)
+    for colour, name in COLOURS.items():
+        svg = re.sub(colour, name, svg, flags=re.IGNORECASE)
     svg = re.sub(r'(\sid="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
     view = re.search('viewBox="([^"]*)"', svg)[1]
     begin = f'<svg id="{prefix}" role="img" aria-label="{label}"'

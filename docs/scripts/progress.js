@@ -1,11 +1,11 @@
-// Progress through the course: the notebooks that a reader has marked as done,
-// and the questions, by the notebook's file name. They are kept in this browser
+// Remembers the answers to the questions of a notebook. They are kept in this browser
 // alone, under one key; where it keeps nothing, until the page is left.
 //
 // It also folds what follows a prediction, until the reader has answered. So it
 // runs in the head of a page: a part is folded before it is drawn.
 {
   const KEY = "fwlab.progress";
+  const notebook = location.pathname.match(/([^/]*?)(\.html)?$/)[1];
   let progress = {};
   let kept = true;
   const read = () => {
@@ -31,17 +31,17 @@
       kept = false;
     }
   };
-  // What is known of a notebook: "done"; the names of questions that were
-  // answered right; "tried:" and a name if the first answer was wrong, "shown:"
-  // and a name if there was none.
-  const of = (notebook) => new Set([progress[notebook]].flat());
-  const change = (notebook, name, on) => {
+  // What is known of a notebook: the names of questions that were answered right;
+  // "tried:" and a name if the first answer was wrong, "shown:" and a name if there
+  // was none.
+  const of = (place) => new Set([progress[place]].flat());
+  const change = (place, name, on) => {
     read();
-    const known = of(notebook).add(name);
+    const known = of(place).add(name);
     if (!on) known.delete(name);
     const left = [...known].filter(Boolean);
-    if (left.length) progress[notebook] = left;
-    else delete progress[notebook];
+    if (left.length) progress[place] = left;
+    else delete progress[place];
     write();
   };
 
@@ -67,15 +67,14 @@
     }
 
     press() {
-      const { after, notebook } = this.dataset;
       const open = this.hasAttribute("hidden");
       this.found = false;
-      for (const name of after.split(" ")) change(notebook, `shown:${name}`, open);
+      for (const name of this.dataset.after.split(" ")) change(notebook, `shown:${name}`, open);
       this.show();
     }
 
     show() {
-      const { after, notebook } = this.dataset;
+      const { after } = this.dataset;
       const known = of(notebook);
       const all = (...kinds) =>
         after.split(" ").every((name) => kinds.some((kind) => known.has(kind + name)));
@@ -124,107 +123,33 @@
     }
   };
 
-  const lost = () =>
-    kept ? "" : " This browser keeps nothing for this page, so the mark goes when you leave it.";
-
   // Of the document, and registered before the theme's, which marks the words of a
   // search where they can be seen.
   document.addEventListener("DOMContentLoaded", () => {
-    // At the foot of a notebook: a button; and its questions remember.
-    const foot = document.querySelector(".fw-progress[data-notebook]");
     const questions = [...document.querySelectorAll(".fw-quiz")];
     const everything = document.querySelector(".fw-everything input");
     const nameOf = (form) => JSON.parse(form.dataset.question).name;
-    const showNotebook = () => {
-      const { notebook } = foot.dataset;
-      const known = of(notebook);
-      foot.querySelector("button").textContent = known.has("done") ? "Mark as not done" : "Mark as done";
-      foot.querySelector("[role=status]").textContent = known.has("done") ? `✓ Done.${lost()}` : "";
+    const show = () => {
+      read();
       for (const form of questions) {
         const said = form.querySelector("[role=status]");
-        if (known.has(nameOf(form)) && !said.textContent) {
+        if (of(notebook).has(nameOf(form)) && !said.textContent) {
           form.dataset.right = "yes";
           said.textContent = "✓ You answered this one before.";
         }
       }
-      foot.hidden = false;
       if (everything) everything.checked = of(OPEN[0]).has(OPEN[1]);
       for (const fold of document.querySelectorAll("fw-fold")) fold.show();
     };
-
-    // On the course page: in words, in the map and in the list.
-    const all = document.querySelector(".fw-progress[data-of]");
-    const said = all?.querySelector("[role=status]");
-    const showCourse = () => {
-      let done = 0;
-      let right = 0;
-      let asked = 0;
-      let again = 0;
-      for (const box of document.querySelectorAll(".course-map a[data-notebook]")) {
-        const known = of(box.dataset.notebook).has("done");
-        done += known;
-        const line = box.querySelector("text:last-of-type");
-        box.dataset.minutes ??= line.textContent;
-        line.textContent = known ? "✓ done" : box.dataset.minutes;
-        box.classList.toggle("fw-done", known);
-      }
-      // Home has the map alone.
-      for (const place of document.querySelectorAll(".fw-known")) {
-        const names = place.dataset.questions.split(" ").filter(Boolean);
-        const known = of(place.dataset.notebook);
-        const answered = names.filter((name) => known.has(name)).length;
-        const open = names.filter(
-          (name) => !known.has(name) && (known.has(`tried:${name}`) || known.has(`shown:${name}`)),
-        ).length;
-        right += answered;
-        asked += names.length;
-        again += open;
-        place.textContent = [
-          known.has("done") ? "✓ Done." : "",
-          answered ? `${answered} of ${names.length} question${names.length > 1 ? "s" : ""} answered right.` : "",
-          open ? `${open} to look at again.` : "",
-        ].filter(Boolean).join(" ");
-      }
-      // Nothing is counted before something is done.
-      const counts = [
-        `${done} of ${all.dataset.of} notebooks done`,
-        ...(asked ? [`${right} of ${asked} questions answered right`] : []),
-      ];
-      said.textContent = done + right + again ? `${counts.join(", ")}.` : "";
-      const nothing = !Object.keys(progress).length;
-      all.querySelector("button").hidden = nothing;
-      all.hidden = nothing || (!asked && !done);
-    };
-
-    const show = () => {
-      read();
-      if (foot) showNotebook();
-      if (all) showCourse();
-    };
-    foot?.querySelector("button").addEventListener("click", () => {
-      const { notebook } = foot.dataset;
-      change(notebook, "done", !of(notebook).has("done"));
-      showNotebook();
-    });
     everything?.addEventListener("change", () => {
       change(...OPEN, everything.checked);
-      showNotebook();
+      show();
     });
-    if (foot)
-      document.addEventListener("fw-answer", ({ target, detail }) => {
-        const { notebook } = foot.dataset;
-        const name = nameOf(target);
-        if (detail.right) change(notebook, name, true);
-        else if (!of(notebook).has(name)) change(notebook, `tried:${name}`, true);
-        for (const fold of document.querySelectorAll("fw-fold")) fold.show();
-      });
-    all?.querySelector("button").addEventListener("click", () => {
-      progress = {};
-      write();
-      showCourse();
-      all.hidden = false;
-      said.textContent = "Your progress is forgotten.";
-      said.focus();
+    document.addEventListener("fw-answer", ({ target, detail }) => {
+      const name = nameOf(target);
+      if (detail.right) change(notebook, name, true);
+      else if (!of(notebook).has(name)) change(notebook, `tried:${name}`, true);
+      for (const fold of document.querySelectorAll("fw-fold")) fold.show();
     });
     addEventListener("pageshow", show); // also when the reader comes back to it
     addEventListener("storage", show); // what another tab has kept
