@@ -16,6 +16,7 @@ import nbformat
 import plots
 from annotated import page_of
 from markupsafe import Markup
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File
 from repository import ROOT, colab, source
 from templates import render
@@ -47,6 +48,7 @@ class Notebook(File):
         return True
 
 
+@event_priority(100)  # redirects must find the files
 def on_files(files, config):
     uris = [f"{FOLDER}/{path.name}" for path in sorted(ROOT.glob(f"{FOLDER}/*.ipynb"))]
     for uri in uris:

@@ -8,6 +8,7 @@ holds.
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
 from html import escape, unescape
 from statistics import mean, median
 
@@ -135,6 +136,15 @@ def _formula(tex: str, font: float) -> str:
     return made
 
 
+@contextmanager
+def styled():
+    """The house style, for as long as a plot is drawn."""
+    with mpl.rc_context():
+        style()
+        mpl.rcParams["font.size"] = LETTERS
+        yield
+
+
 def chart(
     name: str,
     title: str,
@@ -159,9 +169,7 @@ def chart(
     order = list(max(series.values(), key=len))
     order += [n for each in series.values() for n in each if n not in order]
     said: dict[str, list[str]] = {n: [] for n in order}
-    with mpl.rc_context():
-        style()
-        mpl.rcParams["font.size"] = LETTERS
+    with styled():
         figure, (ax,) = panels((0.6 if bars else 0.25) * len(order) + 1)
         for (entry, each), (color, marker) in zip(series.items(), looks, strict=False):
             if not bars:

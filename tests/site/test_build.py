@@ -214,7 +214,7 @@ def test_notebook_can_be_downloaded(site, pages, name):
             cell["outputs"], cell["execution_count"] = [], None
     assert working == whole
     words = (site / page).read_text("utf-8")
-    assert f"drop <code>{wheel.name}</code> into it" in words
+    assert f"drop <code>{wheel.name}</code> into the files pane" in words
     colab = [u for u in pages[page].links if "colab.research" in u]
     host, _, path = REPOSITORY.partition("github.com/")
     github = [path] if host == "https://" else []

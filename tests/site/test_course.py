@@ -137,7 +137,7 @@ def test_head_and_foot_of_a_notebook(site, name):
         assert idea in text(head)
     linked = targets(head, page)
     assert [f"notebooks/{stem}.html" for stem in entry["after"]] == [
-        target for target in linked if target.startswith("notebooks/")
+        t for t in linked if t.startswith("notebooks/") and t.endswith(".html")
     ]
     # Each exercise by its name, and where it is on the page.
     anchors = re.findall(r'href="#(\w+)"', head)
