@@ -10,7 +10,6 @@ import re
 import sys
 from collections.abc import Callable
 from html import unescape
-from itertools import groupby
 from statistics import mean, median
 
 import plots
@@ -30,7 +29,6 @@ TRAINING, HYBRIDS = "nanogpt-cpu", "hybrid-cpu"
 BENCH, PEERS, GPU = "bench-cpu", "peers-cpu", "gpu-nvidia-h200"
 #: The results that have the control without a memory, and its name in tables and plots.
 CONTROLS, NO_MEMORY = "language-model", "convolution alone, no memory"
-LENGTHS, BUSY, STEPS = "lengths-cpu", "busy-cpu", "steps-cpu"
 LOOKS = (
     "Five panels over the same two lines of text, with a row for each of 16 heads: "
     "write strength; decay; norm of the fast weights; the share kept of the write at "
@@ -235,18 +233,6 @@ def _operation(row: dict) -> str:
     return name.removesuffix("_rule").replace("_", " ")
 
 
-def _shares() -> str:
-    """Steps of softmax attention in one of another mixer, by window."""
-    names = ("sum", "gated", "delta", "gated-delta", "kimi-delta", "transformer-xl")
-    steps = {(r["mixer"], r["T"]): r["softmax_steps"] for r in _read(STEPS)["steps"]}
-    series = {
-        f"T {length:,}": {name: [steps[name, length]] for name in names}
-        for length in (64, 256, 1024)
-    }
-    title, unit = "A training step of each mixer", "steps of softmax attention"
-    return plots.chart("steps", title, series, unit, spec=".1f", line=(1, "one"))
-
-
 def _naive() -> str:
     """Time and memory of the naive form of each operation, at the longest sequences."""
     rows: dict[str, dict] = {}
@@ -278,19 +264,6 @@ def _others() -> str:
             rows[f"{row['work']}{size}{wide}"] = [row["ratio"]]
     title, line = "The time of others, in multiples of fwlab's", (1, "fwlab")
     return plots.chart("peers", title, {"": rows}, "times as long as fwlab", line=line)
-
-
-def _batches() -> str:
-    """Milliseconds per sequence, alone and in the largest batch."""
-    rows = [row for row in _read(LENGTHS)["batches"] if row["form"] == "fwlab"]
-    series = {
-        f"batch {n}": {
-            r["op"]: [r["milliseconds"] / n] for r in rows if r["batch"] == n
-        }
-        for n in (1, 32)
-    }
-    title, unit, log = "Time of a sequence", "ms per sequence, T 512", (1, 2, 5, 10, 20)
-    return plots.chart("batches", title, series, unit, spec=".1f", log=log)
 
 
 def _steady() -> str:
@@ -325,11 +298,11 @@ PLOTS = {
     "carried": _carried,
     "gpu": _bars,
     "fla": _fla,
-    "steps": _shares,
+    "steps": lambda: _kept("steps"),
     "peers": _others,
     "operations": _naive,
     "lengths": lambda: _kept("lengths"),
-    "batches": _batches,
+    "batches": lambda: _kept("batches"),
     "decoding": _steady,
     "generation": lambda: _kept("generation"),
     "look": lambda: _kept("look"),
@@ -349,21 +322,6 @@ def _kept(name: str) -> str:
 def _of(name: str, spec: str = ".2f", column: str = "loss", **wanted) -> str:
     """The median of an experiment's points."""
     return f"{median(_points(name)(**wanted)[column]):{spec}}"
-
-
-def _step(mixer: str, length: int) -> str:
-    """Steps of softmax attention in one of this mixer."""
-    rows = _read(STEPS)["steps"]
-    (n,) = (r["softmax_steps"] for r in rows if (r["mixer"], r["T"]) == (mixer, length))
-    return f"{n:.1f}"
-
-
-def _threads(load: str, slow: str, fast: str) -> str:
-    """How many times as long a step takes with one setting of threads as with another."""
-    cases = groupby(_read(BUSY)["busy"], lambda row: (row["mixer"], row["tokens"]))
-    times = [{row["setting"]: row[load] for row in rows} for _, rows in cases]
-    ratios = [each[slow] / each[fast] for each in times]
-    return f"{min(ratios):.1f} to {max(ratios):.1f}"
 
 
 # --- Files -------------------------------------------------------------------
@@ -402,6 +360,6 @@ def _read(name: str) -> dict:
 
 
 #: What pages may ask for.
-NUMBERS = {"of": _of, "step": _step, "threads": _threads, "results": _read}
+NUMBERS = {"of": _of, "results": _read}
 NUMBERS |= {"mixers": _mixers, "stacks": _stacks, "versions": _versions}
 NUMBERS |= {"runs": _runs, "frozen": _frozen, "origin": _origin}
