@@ -116,7 +116,7 @@ class Page:
         for cell in nbformat.read(ROOT / uri, as_version=4).cells:
             if cell.cell_type == "code":
                 self._code(cell)
-            elif cell.id != "badge":
+            else:
                 self._text(cell.source)
         self._end_section()
         self.html = "".join(self.raw)
@@ -165,7 +165,9 @@ class Page:
         if ASKS.fullmatch(cell.source):
             self._ask(ASKED.findall(cell.source))
             return
-        anchors = self._anchors(cell.source)
+        names = dict.fromkeys(course.CHECK.findall(cell.source))
+        anchors = [name for name in names if name not in self.exercises]
+        self.exercises += anchors
         here = f' id="{anchors[0]}"' if anchors and not self._task(anchors[0]) else ""
         self._put(f'<div class="nb-code"{here}>')
         fold = FOLDED.match(cell.source)
@@ -180,13 +182,6 @@ class Page:
         for name in anchors:
             self._put(course.answer(name))
         self._put("</div>")
-
-    def _anchors(self, code: str) -> list[str]:
-        """The exercises and derivations that a cell judges first."""
-        names = dict.fromkeys(course.CHECK.findall(code))
-        found = [name for name in names if name not in self.exercises]
-        self.exercises += found
-        return found
 
     def _task(self, name: str) -> bool:
         """Make a name the anchor of the last task, if it is in this section."""
@@ -207,15 +202,15 @@ class Page:
             kind, html = "svg+xml", self._drawing(data["image/svg+xml"])
         elif "text/html" in data:
             kind = "html"
-            html = FRAME.sub(self._frame, data["text/html"])
+            html = FRAME.sub(
+                lambda image: self._drawing(base64.b64decode(image[1]).decode()),
+                data["text/html"],
+            )
         else:
             # Long output scrolls, so it must be reachable by keyboard.
             kind, text = "plain", output.get("text") or data["text/plain"]
             html = f'<pre tabindex="0">{escape(text, quote=False)}</pre>'
         return f'<div class="nb-output nb-{kind}">{html}</div>'
-
-    def _frame(self, image: re.Match) -> str:
-        return self._drawing(base64.b64decode(image[1]).decode())
 
     def _drawing(self, svg: str) -> str:
         self.drawings += 1
