@@ -18,6 +18,7 @@ from annotated import page_of
 from markupsafe import Markup
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File
+from mkdocs_jupyter.plugin import NotebookFile
 from repository import ROOT, colab, source
 from templates import render
 from tex import plain, typeset
@@ -41,21 +42,13 @@ FRAME = re.compile(r'<img [^>]*src="data:image/svg\+xml;base64,([^"]+)"[^>]*>')
 pages: dict[str, "Page"] = {}
 
 
-class Notebook(File):
-    """A notebook, which links name as such."""
-
-    def is_documentation_page(self) -> bool:
-        return True
-
-
 @event_priority(100)  # redirects must find the files
 def on_files(files, config):
     uris = [f"{FOLDER}/{path.name}" for path in sorted(ROOT.glob(f"{FOLDER}/*.ipynb"))]
+    site, folders = config.site_dir, config.use_directory_urls
     for uri in uris:
-        pages[uri] = Page(uri, config)
-        file = Notebook.generated(config, uri, content=pages[uri].markdown)
-        file.edit_uri = source(config.repo_url, uri)
-        files.append(file)
+        file = File(uri, str(ROOT), site, folders)
+        files.append(NotebookFile(file, folders, site))
     config.nav = _filled(config.nav, uris)
     return files
 
@@ -71,6 +64,15 @@ def _filled(nav, uris: list[str]):
         parts = [uris if part == mark else [_filled(part, uris)] for part in nav]
         return [entry for part in parts for entry in part]
     return nav
+
+
+def on_page_read_source(page, config):
+    uri = page.file.src_uri
+    if not uri.endswith(".ipynb"):
+        return None
+    pages[uri] = Page(uri, config)
+    page.edit_url = source(config.repo_url, uri)
+    return pages[uri].markdown
 
 
 def on_page_content(html, page, config, files):
