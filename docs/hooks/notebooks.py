@@ -123,8 +123,11 @@ class Page:
         self._end_section()
         self.html = "".join(self.raw)
         title = f"{int(self.stem.partition('_')[0])}. {self.title}"
-        head = f"---\ntitle: {json.dumps(title)}\n---\n"
-        self.markdown = "\n\n".join([head, *self.parts, "<!-- nb: foot -->"])
+        about = course._course()[self.stem]["about"]
+        meta = f"title: {json.dumps(title)}\ndescription: {json.dumps(about)}"
+        self.markdown = "\n\n".join(
+            [f"---\n{meta}\n---", *self.parts, "<!-- nb: foot -->"]
+        )
 
     def picture(self, number: int) -> dict:
         """A drawing as the head repeats it."""

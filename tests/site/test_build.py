@@ -224,6 +224,18 @@ def test_notebook_can_be_downloaded(site, pages, name):
     ]
 
 
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_begins_with_a_picture(site, pages, name):
+    """One of its own, before word 100."""
+    page = f"notebooks/{name}.html"
+    html = (site / page).read_text("utf-8")
+    begin, _, rest = html[html.index("<h1") :].partition('<figure class="nb-picture">')
+    (drawing,) = re.findall('<use href="#(fig\\d+)"', rest.partition("</figure>")[0])
+    assert drawing in pages[page].ids
+    shown = re.sub("<details.*?</details>", "", begin, flags=re.DOTALL)
+    assert len(re.sub("<[^>]*>", " ", shown).split()) < 100
+
+
 def test_sitemap_lists_every_page(site, pages):
     """Its addresses are whole ones: without an address there is no sitemap."""
     if not SITE:
