@@ -229,8 +229,8 @@ def test_a_notebook_begins_with_a_picture(site, pages, name):
     """One of its own, before word 100."""
     page = f"notebooks/{name}.html"
     html = (site / page).read_text("utf-8")
-    begin, _, rest = html[html.index("<h1") :].partition('<figure class="nb-picture">')
-    (drawing,) = re.findall('<use href="#(fig\\d+)"', rest.partition("</figure>")[0])
+    begin, _, rest = html[html.index("<h1") :].partition('<div class="nb-picture">')
+    (drawing,) = re.findall('<use href="#(fig\\d+)"', rest.partition("</div>")[0])
     assert drawing in pages[page].ids
     shown = re.sub("<details.*?</details>", "", begin, flags=re.DOTALL)
     assert len(re.sub("<[^>]*>", " ", shown).split()) < 100
