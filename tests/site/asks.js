@@ -135,7 +135,7 @@ const EDGES = () => {
   const style = getComputedStyle(article);
   const end = left + parseFloat(style.getPropertyValue("--fw-text")) * 20;
   const text = "p, h1, h2, h3, ul, ol, div.arithmatex, .fw-quiz";
-  const wide = "figure, .highlight, table, .nb-output";
+  const wide = "figure, .highlight, table, .nb-output, .nb-facts";
   const nested = `:is(${text}, ${wide}, details, blockquote, .admonition, dd, td, .annotated, .autodoc, .doc, .cheat, .memory, .fw-gallery, .fw-essay, .rooms, .way, .fw-aside) *`;
   const found = [];
   for (const block of article.querySelectorAll(`:is(${text}, ${wide}):not(${nested}, .fw-aside, .fw-heard, [role=status])`)) {

@@ -1,23 +1,11 @@
 """How much the first screen of a page moves while it comes, on a phone.
 
-    python docs/tools/shift.py [SITE] [PAGE ...]
-
 That is its cumulative layout shift, over slow 4G and with a processor that is four
-times as slow as this one. Without PAGE, one page of each kind is measured.
+times as slow as this one.
 """
 
-import argparse
-from pathlib import Path
+from playwright.sync_api import BrowserContext
 
-from browser import OPTIONS, chromium, served
-from playwright.sync_api import BrowserContext, sync_playwright
-
-KINDS = [
-    *("index", "memory_essay", "course", "notebooks/04_delta_rule", "figures/memory"),
-    *("figures/index", "annotated/source/ops/delta/delta"),
-    *("annotated/delta", "kernels/delta", "api/ops", "reproduce/capacity"),
-    "results",
-]
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True}
 #: 1.6 Mbit/s, in bytes; round trips in milliseconds.
 SLOW_4G = {"downloadThroughput": 200_000, "uploadThroughput": 94_000, "latency": 150}
@@ -60,20 +48,3 @@ def shift(context: BrowserContext, url: str, slower: int = 4) -> float:
     shifts = tab.evaluate("shifts")
     tab.close()
     return cumulative(shifts)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("site", nargs="?", type=Path, default=Path("site"))
-    parser.add_argument("pages", nargs="*", default=KINDS)
-    given = parser.parse_args()
-    with served(given.site.resolve()) as base, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium(), args=OPTIONS)
-        for page in given.pages:
-            context = browser.new_context(**PHONE)
-            print(f"{shift(context, f'{base}{page}.html'):.3f}  {page}", flush=True)
-            context.close()
-
-
-if __name__ == "__main__":
-    main()
