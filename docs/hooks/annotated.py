@@ -124,14 +124,12 @@ class Page:
         """
         if any(tag in file.tags for file in self.sources.values()):
             return f"#{self._anchor(version, tag)}"
-        path = self.files[version]
-        if tag in equations.listed()["exceptions"].get(path, {}):
-            return None  # another paper's
-        place, paper = equations.stated_for(path, tag), equations.paper(path)
+        whose = equations.whose(self.files[version], tag)
+        place = equations.stated().get((whose, tag))
         if place in SHOWN:
             return self._link(SHOWN[place][0].uri, f"eq-{tag}")
-        listed = tag in equations.papers().get(paper, {}).get("equations", {})
-        return self._link(EQUATIONS, f"{paper}-{tag}") if listed else None
+        listed = tag in equations.papers().get(whose, {}).get("equations", {})
+        return self._link(EQUATIONS, f"{whose}-{tag}") if listed else None
 
     def _anchor(self, version: str, tag: str) -> str:
         """Of an equation, which several files of a page can state."""
@@ -309,7 +307,7 @@ def _equations() -> str:
     # Fan et al. have no numbers: those of the operation stand for them.
     own = equations.listed()["fwlab"]["feedback"]
     own = {tag: words for tag, words in own.items() if tag[0] == "f"}
-    numbered["fan2020"] = own, "fwlab"
+    numbered["fan2020"] = own, "feedback"
     papers = [
         equations.papers()[name] | {"name": name, "rows": _places(name, *each)}
         for name, each in numbered.items()

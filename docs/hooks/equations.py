@@ -13,7 +13,7 @@ from literate import DISPLAY, Source, named
 from markdown.extensions.toc import slugify
 from repository import ROOT
 
-#: The paper of an equation, and its number.
+#: Whose number an equation has, and the number.
 Number = tuple[str | None, str]
 
 
@@ -49,8 +49,14 @@ def paper(path: str) -> str | None:
 
 
 def whose(path: str, tag: str) -> str | None:
-    """The paper whose number this is in a file."""
-    return listed()["exceptions"].get(path, {}).get(tag) or paper(path)
+    """Whose number this is in a file: of a paper, or ours of a folder of fwlab/ops."""
+    if tag[0].isdigit():
+        return listed()["exceptions"].get(path, {}).get(tag) or paper(path)
+    having = [family for family, tags in listed()["fwlab"].items() if tag in tags]
+    # The same number may have another meaning in another folder.
+    own = [family for family in having if path.startswith(f"fwlab/ops/{family}")]
+    alike = [family for family in having if family in path]
+    return next(iter(own + alike + having), None)
 
 
 def by_steps(folder: str, tags: set[str]) -> set[str]:
@@ -62,12 +68,6 @@ def by_steps(folder: str, tags: set[str]) -> set[str]:
     steps = tags.union(*(known.get(tag, ()) for tag in tags))
     own = listed()["fwlab"].get(folder, {})
     return steps | {tag for tag in own if tag[0] in steps}
-
-
-def family(path: str) -> str:
-    """The folder of fwlab/ops with numbers of its own that has a file, or ""."""
-    folder = path.removeprefix("fwlab/ops/").partition("/")[0]
-    return folder if folder in listed()["fwlab"] else ""
 
 
 @cache
@@ -87,7 +87,8 @@ def specifies(file: Source) -> bool:
 def code() -> dict[Number, list[tuple[str, int]]]:
     """The lines that compute an equation, or else the functions whose notes name it."""
     computed, described = defaultdict(list), defaultdict(list)
-    for path, file in sources().items():
+    library = {p: f for p, f in sources().items() if "/exercises/" not in p}
+    for path, file in library.items():
         for tag, lines in file.computed.items():
             computed[whose(path, tag), tag] += [(path, line) for line in lines]
         for row in file.rows:
@@ -120,7 +121,7 @@ def in_notebooks() -> dict[Number, dict[str, str]]:
     for tags_of in (_tagged, named):
         for stem, anchor, text in sections():
             for tag in tags_of(text):
-                number = paper(f"notebooks/{stem}.ipynb"), tag
+                number = whose(f"notebooks/{stem}.ipynb", tag), tag
                 found[number].setdefault(stem, anchor)
     return found
 
@@ -149,26 +150,12 @@ def formulas() -> dict[Number, str]:
 
 @cache
 def stated() -> dict[Number, str]:
-    """The file that states an equation first.
-
-    Of our own numbers, by the folder in place of the paper; and by the paper those
-    with a single meaning.
-    """
+    """The file that states an equation first."""
     found: dict[Number, str] = {}
-    twice = set()
     for path, file in sources().items():
         for tag in file.tags:
-            first = found.setdefault((paper(path), tag), path)
-            if not tag[0].isdigit():
-                found.setdefault((family(path), tag), path)
-                if family(first) != family(path):
-                    twice.add((paper(path), tag))
-    return {number: path for number, path in found.items() if number not in twice}
-
-
-def stated_for(path: str, tag: str) -> str | None:
-    """The file that states what a file means by a number."""
-    return stated().get((family(path), tag)) or stated().get((paper(path), tag))
+            found.setdefault((whose(path, tag), tag), path)
+    return found
 
 
 def forget() -> None:

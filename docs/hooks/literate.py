@@ -96,7 +96,8 @@ class Source:
             for child in ast.iter_child_nodes(node):
                 visit(child, name)
 
-        notes[1] = "", ast.get_docstring(self.tree) or ""
+        about = ast.get_docstring(self.tree) or ""
+        notes[1] = "", re.sub(r"\A# .*\n*", "", about)  # the page has the heading
         visit(self.tree, "")
         alone = {number: text for number, text, whole in self.comments if whole}
         for run in runs(alone):
@@ -161,7 +162,7 @@ class Source:
         computes = f' data-eq="{tags}"' if tags else ""
         return (
             f'<span class="line" id="{place}"{computes}>'
-            f'<a href="#{place}" tabindex="-1">{number}</a>{html}\n</span>'
+            f'<a href="#{place}" tabindex="-1">{number}</a>{html}</span>\n'
         )
 
 

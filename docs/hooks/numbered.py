@@ -34,16 +34,13 @@ def about(label: str, tag: str, uri: str) -> tuple[tuple[str, str], str, str]:
     # A page of source counts as its first file.
     sources = {page.uri: next(iter(page.files.values())) for page in PAGES.values()}
     path = sources.get(uri, uri if uri.startswith("notebooks/") else f"docs/{uri}")
-    if tag[0].isdigit():
-        name = equations.whose(path, tag)
-        paper = equations.papers()[name]
-        words = re.sub(r" \(Eqs\. [\d-]+\)$", "", paper["equations"][tag])
-        whose = f"{paper['authors'].split(',')[0]} et al. {paper['year']}"
-        number = f"{'Eqs.' if '--' in label else 'Eq.'} {label.replace('--', '–')}"
-        return (f"{number} of {whose}", words), EQUATIONS, f"{name}-{tag}"
-    families = equations.listed()["fwlab"]
-    having = [family for family in families if tag in families[family]]
-    # The same number may have another meaning in another family.
-    family = next((family for family in having if family in path), having[0])
-    page, _ = SHOWN[equations.stated()[family, tag]]
-    return (f"({tag}) is our own number", families[family][tag]), page.uri, f"eq-{tag}"
+    whose = equations.whose(path, tag)
+    if not tag[0].isdigit():
+        words = equations.listed()["fwlab"][whose][tag]
+        page, _ = SHOWN[equations.stated()[whose, tag]]
+        return (f"({tag}) is our own number", words), page.uri, f"eq-{tag}"
+    paper = equations.papers()[whose]
+    words = re.sub(r" \(Eqs\. [\d-]+\)$", "", paper["equations"][tag])
+    number = f"{'Eqs.' if '--' in label else 'Eq.'} {label.replace('--', '–')}"
+    said = f"{number} of {paper['authors'].split(',')[0]} et al. {paper['year']}"
+    return (said, words), EQUATIONS, f"{whose}-{tag}"

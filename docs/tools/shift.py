@@ -14,7 +14,7 @@ from playwright.sync_api import BrowserContext, sync_playwright
 
 KINDS = [
     *("index", "memory_essay", "course", "notebooks/04_delta_rule", "figures/memory"),
-    *("figures/index", "annotated/source/ops/delta/delta"),
+    *("figures/index", "annotated/source/feature_maps"),
     *("annotated/delta", "kernels/delta", "api/ops", "reproduce/capacity"),
     "results",
 ]
