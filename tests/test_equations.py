@@ -112,7 +112,7 @@ def test_every_equation_has_its_places():
     """A notebook, a line of code or the reason why there is none, and a test."""
     papers = {name: set(LIST[name]["equations"]) for name in ("schlag2021", "zhai2021")}
     papers["fan2020"] = {tag for tag in LIST["fwlab"]["feedback"] if tag[0] == "f"}
-    code = equations.code()
+    code = {number for found in equations.code() for number in found}
     for paper, tags in papers.items():
         numbers = "feedback" if paper == "fan2020" else paper
         have = {tag for whose, tag in code if whose == numbers} & tags

@@ -138,17 +138,27 @@ class Page:
         return f"{prefix(version) if again else ''}eq-{tag}"
 
     def _equation(self, version: str, tag: str, formula: str) -> str:
-        """An equation with an anchor, and links to the lines that compute it."""
+        """An equation with an anchor, and links to the lines that compute it: on this
+        page, or else on others.
+        """
+        places = {
+            other: {f"#{prefix(other)}L{line}": line for line in file.computed[tag]}
+            for other, file in self.sources.items()
+            if tag in file.computed
+        }
+        computed, _ = equations.code()
+        number = equations.whose(self.files[version], tag), tag
+        for path, line in () if places else computed.get(number, ()):
+            if path in SHOWN:
+                page, other = SHOWN[path]
+                link = self._link(page.uri, f"{prefix(other)}L{line}")
+                places.setdefault(f"{page.title}, {other}", {})[link] = line
         return render(
             "annotated/equation.md.jinja",
             tag=tag,
             formula=formula,
             anchor=self._anchor(version, tag),
-            places={
-                other: {f"{prefix(other)}L{line}": line for line in file.computed[tag]}
-                for other, file in self.sources.items()
-                if tag in file.computed
-            },
+            places=places,
         )
 
 
@@ -212,10 +222,8 @@ def _operations() -> dict[str, Page]:
     """The pages of versions, by name: one for each file of a loop."""
     pages: dict[str, Page] = {}
     for operation in TABLE.values():
-        path, naive = (
-            PurePosixPath(_path(operation)).parent,
-            _path(operation.forms["naive"]),
-        )
+        path = PurePosixPath(_path(operation)).parent
+        naive = _path(operation.forms["naive"])
         folder = path.relative_to("fwlab/ops").as_posix()
         if folder == "softmax":
             continue  # its efficient version is PyTorch's
@@ -239,10 +247,12 @@ def _alone() -> dict[str, Page]:
     for path in ("feature_maps.py", "ops/**/*.py", "layers/*.py"):
         for found in sorted((ROOT / "fwlab").glob(path)):
             file = Source(found.relative_to(ROOT).as_posix())
-            formulas = (
-                file.computed or sum(row.note.count("$") for row in file.rows) > 2
-            )
-            if formulas and file.path not in SHOWN and found.stem != "__init__":
+            formulas = sum(row.note.count("$") for row in file.rows) > 2
+            if (
+                (formulas or file.computed)
+                and file.path not in SHOWN
+                and found.stem != "__init__"
+            ):
                 name = file.path.removesuffix(".py").replace("fwlab", "source", 1)
                 pages[name] = Page(name, file.path, "", {"": file.path})
     return pages
@@ -291,8 +301,10 @@ def on_page_markdown(markdown, page, config, files):
 def on_page_context(context, page, config, nav):
     """Give letters of formulas their colours: they have been set by now."""
     if '<div class="annotated' in page.content:
+        # The W of a layer are its projections, not its memory.
+        tints = TINTS if "/layers/" not in page.file.src_uri else TINTS | {"w": "slow"}
         page.content = LETTER.sub(
-            lambda found: f"{found[1]} tint-{TINTS[found[3].lower()]}{found[2]}",
+            lambda found: f"{found[1]} tint-{tints[found[3].lower()]}{found[2]}",
             page.content,
         )
 
@@ -323,6 +335,7 @@ def _places(paper: str, listed: dict[str, str], whose: str) -> list[dict]:
     """
     shown_by = equations.said_of("shown_by", paper)
     reasons = equations.said_of("no_code", paper)
+    computed, described = equations.code()
     rows = []
     for words, group in groupby(listed, key=listed.__getitem__):
         tags = [*group]
@@ -331,7 +344,7 @@ def _places(paper: str, listed: dict[str, str], whose: str) -> list[dict]:
             formulas[equations.formulas().get(number)] = number
             for stem, at in equations.in_notebooks().get(number, {}).items():
                 notebooks.setdefault(stem, at)
-            for path, line in equations.code().get(number, ()):
+            for path, line in computed.get(number) or described.get(number, ()):
                 if path in SHOWN:
                     page, version = SHOWN[path]
                     place = f"{page.uri.partition('/')[2]}#{prefix(version)}L{line}"

@@ -15,6 +15,8 @@ from repository import ROOT
 
 #: Whose number an equation has, and the number.
 Number = tuple[str | None, str]
+#: Lines of files.
+Places = list[tuple[str, int]]
 
 
 @cache
@@ -84,17 +86,17 @@ def specifies(file: Source) -> bool:
 
 
 @cache
-def code() -> dict[Number, list[tuple[str, int]]]:
-    """The lines that compute an equation, or else the functions whose notes name it."""
+def code() -> tuple[dict[Number, Places], dict[Number, Places]]:
+    """The lines that compute an equation, and the functions whose notes name it."""
     computed, described = defaultdict(list), defaultdict(list)
-    library = {p: f for p, f in sources().items() if "/exercises/" not in p}
+    library = {p: file for p, file in sources().items() if "/exercises/" not in p}
     for path, file in library.items():
         for tag, lines in file.computed.items():
             computed[whose(path, tag), tag] += [(path, line) for line in lines]
         for row in file.rows:
             for tag in named(row.note) if row.name else ():
                 described[whose(path, tag), tag].append((path, row.lines[0]))
-    return {**described, **computed}
+    return computed, described
 
 
 @cache

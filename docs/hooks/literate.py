@@ -13,14 +13,14 @@ import tokenize
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from html import escape
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from pygments.lexers import PythonLexer
 from pygments.token import STANDARD_TYPES, Comment, Name, Operator, Punctuation, Text
 from repository import ROOT
 
-DISPLAY = re.compile(r"[ \t]*\$\$.*?\$\$", re.DOTALL)
+DISPLAY = re.compile(r"([ \t]*\$\$.*?\$\$)", re.DOTALL)
 TAG = re.compile(r"\\tag\{(\w+)\}")
 #: "Eq. 24", "Eqs. 26 and 27", "Eqs. 20-25", "(d1)".
 REFERENCE = re.compile(
@@ -29,7 +29,7 @@ REFERENCE = re.compile(
 NUMBER = re.compile(r"\b(?:[a-z]\d+|\d+[a-z]?)\b")
 #: What has a colour of its own, by its name in the code without the index of a step.
 TINTS = {"k": "key", "K": "key", "v": "value", "V": "value", "v_bar": "value"}
-TINTS |= {"V_bar": "value", "W": "W", "beta": "beta", "b": "beta"}
+TINTS |= {"V_bar": "value", "W": "W", "beta": "beta", "b_t": "beta"}
 #: They look alike, and are half of a page.
 PLAIN = Name, Operator, Punctuation, Text
 
@@ -135,8 +135,7 @@ class Source:
         - `defined`: where what the file uses is explained.
         """
         html, before = "", ""
-        tokens = [*PythonLexer(stripnl=False).get_tokens(self.text), (Text, "")]
-        for (kind, text), (_, after) in pairwise(tokens):
+        for (kind, text), (_, after) in pairwise([*self.tokens, (Text, "")]):
             style = "" if kind in PLAIN else STANDARD_TYPES[kind]
             shown = escape(text, quote=False)
             if kind in Comment:
@@ -145,7 +144,7 @@ class Source:
                 if after.startswith("(") or text[0].isupper():
                     shown = f'<a class="def" href="{defined[text]}">{shown}</a>'
             elif kind is Name:
-                tint = TINTS.get(re.sub(r"(?<=\w)_[ti]$", "", text))
+                tint = TINTS.get(text) or TINTS.get(text.removesuffix("_t"))
                 style = f"tint-{tint}" if tint else ""
             for part in shown.splitlines(keepends=True):
                 plain = not style or part.isspace()
@@ -202,15 +201,17 @@ def note(
     - `address`: where an equation is to be found.
     - `equation`: what to make of a displayed equation and its tag.
     """
+    out = []
     text = re.sub(r"^#", "####", text, flags=re.MULTILINE)
-    out, end = [], 0
-    for match in DISPLAY.finditer(text):
-        out.append(linked(text[end : match.start()], address))
-        formula, end = textwrap.dedent(match[0]), match.end()
+    for index, part in enumerate(DISPLAY.split(text)):
+        if index % 2 == 0:
+            out.append(linked(part, address))
+            continue
+        formula = textwrap.dedent(part)
         if tag := TAG.search(formula):
             formula = equation(tag[1], formula)
         out.append(f"\n\n{formula}\n\n")
-    return "".join([*out, linked(text[end:], address)])
+    return "".join(out)
 
 
 def code(lines: list[str], numbers: list[int]) -> list[str]:
@@ -223,13 +224,8 @@ def code(lines: list[str], numbers: list[int]) -> list[str]:
 
 def runs(numbers: Iterable[int]) -> list[list[int]]:
     """Cut rising numbers where one is left out."""
-    found: list[list[int]] = []
-    for number in numbers:
-        if found and number == found[-1][-1] + 1:
-            found[-1].append(number)
-        else:
-            found.append([number])
-    return found
+    from_place = groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
+    return [[number for _, number in run] for _, run in from_place]
 
 
 def _is_text(node: ast.AST) -> bool:
