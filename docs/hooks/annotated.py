@@ -30,6 +30,8 @@ INDEX, EQUATIONS, RULES = "annotated/index.md", "annotated/equations.md", "rules
 #: Letters of formulas that have a colour, as KaTeX has set them.
 LETTER = re.compile('(<span class="mord mathnormal)("[^>]*>([kKvVWβ])<)')
 TINTS = {"k": "key", "v": "value", "w": "W", "β": "beta"}
+#: By parts of addresses, a letter that is something else: projections, an offset.
+OTHER = {"/layers/": "w", "aft": "β"}
 
 
 class Page:
@@ -102,17 +104,21 @@ class Page:
 
     def _defined(self, version: str) -> dict[str, str]:
         """Where the functions and classes are that a file uses."""
-        file, found = self.sources[version], {}
-        for node in file.tree.body:
-            if isinstance(node, ast.ImportFrom):
-                path = f"{node.module.replace('.', '/')}.py"
-                for name in node.names if path in SHOWN else ():
-                    page, other = SHOWN[path]
-                    if any(row.name == name.name for row in page.sources[other].rows):
-                        found[name.name] = self._link(
-                            page.uri, anchor(other, name.name)
-                        )
-        return found | {r.name: f"#{anchor(version, r.name)}" for r in file.rows}
+        file = self.sources[version]
+        imported = {
+            name.name: f"{node.module.replace('.', '/')}.py"
+            for node in file.tree.body
+            if isinstance(node, ast.ImportFrom)
+            for name in node.names
+        }
+        found = {}
+        for name, path in imported.items():
+            if path in SHOWN and name in [
+                r.name for r in equations.sources()[path].rows
+            ]:
+                page, other = SHOWN[path]
+                found[name] = self._link(page.uri, anchor(other, name))
+        return found | {row.name: f"#{anchor(version, row.name)}" for row in file.rows}
 
     def _link(self, uri: str, fragment: str) -> str:
         there = posixpath.relpath(uri, posixpath.dirname(self.uri))
@@ -278,7 +284,8 @@ PAGES = OPERATIONS | ALONE
 def on_files(files, config):
     equations.forget()
     made = {page.uri: page.markdown(config.repo_url) for page in PAGES.values()}
-    made |= {INDEX: _index(), EQUATIONS: _equations()}
+    index = render("annotated/index.md.jinja", operations=OPERATIONS, alone=ALONE)
+    made |= {INDEX: index, EQUATIONS: _equations()}
     listed = [INDEX, RULES, EQUATIONS, *(page.uri for page in OPERATIONS.values())]
     for uri, text in made.items():
         file = File.generated(config, uri, content=text)
@@ -292,38 +299,31 @@ def on_files(files, config):
     return files
 
 
-def on_page_markdown(markdown, page, config, files):
-    if '<div class="annotated' in markdown:
-        page.meta["scripts"] = ["scripts/annotated.js"]
-        page.meta["styles"] = ["styles/annotated.css"]
-
-
 def on_page_context(context, page, config, nav):
     """Give letters of formulas their colours: they have been set by now."""
-    if '<div class="annotated' in page.content:
-        # The W of a layer are its projections, not its memory.
-        tints = TINTS if "/layers/" not in page.file.src_uri else TINTS | {"w": "slow"}
-        page.content = LETTER.sub(
-            lambda found: f"{found[1]} tint-{tints[found[3].lower()]}{found[2]}",
-            page.content,
-        )
+    uri = page.file.src_uri
+    if uri in [page.uri for page in PAGES.values()]:
+        other = {letter for part, letter in OTHER.items() if part in uri}
+
+        def tint(found: re.Match) -> str:
+            letter = found[3].lower()
+            name = "" if letter in other else f" tint-{TINTS[letter]}"
+            return f"{found[1]}{name}{found[2]}"
+
+        page.content = LETTER.sub(tint, page.content)
 
 
 def _equations() -> str:
     """Every equation of the papers, and where it is."""
-    numbered = {
-        name: (paper["equations"], name)
-        for name, paper in equations.papers().items()
-        if paper["equations"]
-    }
-    # Fan et al. have no numbers: those of the operation stand for them.
-    own = equations.listed()["fwlab"]["feedback"]
-    own = {tag: words for tag, words in own.items() if tag[0] == "f"}
-    numbered["fan2020"] = own, "feedback"
-    papers = [
-        equations.papers()[name] | {"name": name, "rows": _places(name, *each)}
-        for name, each in numbered.items()
-    ]
+    papers = []
+    for name, paper in equations.papers().items():
+        listed, whose = paper["equations"], name
+        if name == "fan2020":  # without numbers: those of the operation stand for them
+            own = equations.listed()["fwlab"]["feedback"]
+            listed, whose = {tag: own[tag] for tag in own if tag[0] == "f"}, "feedback"
+        if listed:
+            rows = _places(name, listed, whose)
+            papers.append(paper | {"name": name, "rows": rows})
     return render("annotated/equations.md.jinja", papers=papers)
 
 
@@ -361,7 +361,3 @@ def _places(paper: str, listed: dict[str, str], whose: str) -> list[dict]:
             }
         )
     return rows
-
-
-def _index() -> str:
-    return render("annotated/index.md.jinja", operations=OPERATIONS, alone=ALONE)

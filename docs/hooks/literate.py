@@ -145,6 +145,7 @@ class Source:
                     shown = f'<a class="def" href="{defined[text]}">{shown}</a>'
             elif kind is Name:
                 tint = TINTS.get(text) or TINTS.get(text.removesuffix("_t"))
+                tint = None if tint == "beta" and "aft" in self.path else tint
                 style = f"tint-{tint}" if tint else ""
             for part in shown.splitlines(keepends=True):
                 plain = not style or part.isspace()
