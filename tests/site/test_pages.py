@@ -21,7 +21,7 @@ KINDS = (
     *("index", "course", "cheatsheet", "reproduce/ablation", "api/plots"),
     *("results", "results/speed", "results/tables"),
     *("figures/memory", "notebooks/09_chunks", "annotated/fwp"),
-    *("annotated/equations", "annotated/source/ops/delta/comba"),
+    *("annotated/equations", "annotated/source/layers/aft"),
 )
 #: Where plots are drawn, and the size of their letters on a phone.
 PLOTS = {"results": 11, "reproduce/": 11, "kernels/": 11, "notebooks/": 9}
