@@ -1,36 +1,14 @@
 // @ts-check
 // How many pairs fit: what three memories with untrained keys lose, pair by
 // pair, beside the law that no memory of their size can beat.
+// @ts-expect-error: medians of docs/reproduce, by docs/hooks/frames.py
+import TRAINED from "fwlab-capacity";
 import * as fwlab from "./fwlab.js";
 import { group, round, MIDDLE, CENTRED, END } from "./fwlab.js";
 
 fwlab.figure("capacity", (figure) => {
   const MOST = 128; // pairs
   const TOP = 1.2; // of the plot; a loss of 1/2 is that of returning nothing
-  // Trained memories that are asked all keys: docs/reproduce, median of the seeds. Rows
-  // are S, loss.
-  const TRAINED = {
-    16: {
-      linear: [[8, 0.001], [12, 0.001], [24, 0.1877], [48, 0.3334]],
-      "dpfp-1": [[16, 0.0313], [24, 0.0427], [48, 0.1667], [96, 0.3335]],
-      "dpfp-2": [[32, 0.0005], [48, 0.0104], [96, 0.1674]],
-      "dpfp-3": [[48, 0.0001], [72, 0.0002], [96, 0.0418]],
-    },
-    64: {
-      linear: [
-        [20, 0.0008], [40, 0.0001], [60, 0.0167], [80, 0.1126], [100, 0.1851], [120, 0.2335],
-      ],
-      "dpfp-1": [
-        [20, 0.0002], [40, 0.0003], [60, 0.0001], [80, 0.0001], [100, 0.0001], [120, 0.0042],
-      ],
-      "dpfp-2": [
-        [20, 0.0007], [40, 0.0007], [60, 0.0001], [80, 0.0002], [100, 0.0001], [120, 0],
-      ],
-      "dpfp-3": [
-        [20, 0.0008], [40, 0.0002], [60, 0.0002], [80, 0.0002], [100, 0.0001], [120, 0.0001],
-      ],
-    },
-  };
   const KEYS = { orthogonal: "as orthogonal as possible", random: "random" };
 
   let width = 16;

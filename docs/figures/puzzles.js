@@ -1,6 +1,6 @@
 // @ts-check
 // Fast weight puzzles: rows of numbers, typed by hand, that make one matrix do a
-// job. What the puzzles are is in puzzles.toml, which docs/hooks/figures.py puts in.
+// job. What the puzzles are is in puzzles.toml, which docs/hooks/frames.py reads.
 // @ts-expect-error: it is made when the figures are bundled
 import puzzles from "fwlab-puzzles";
 import * as fwlab from "./fwlab.js";

@@ -11,7 +11,8 @@ const ANEW = async (name) => {
   const fresh = document.importNode(asItCame.getElementById(id), true);
   document.getElementById(id).replaceWith(fresh);
   scrollTo({ top: 0, behavior: "instant" });
-  const old = [...document.scripts].find(({ src }) => src.endsWith(`/${name}.js`));
+  const own = new RegExp(`figures/(\\w+-)*${name}(-\\w+)*\\.js$`);
+  const old = [...document.scripts].find(({ src }) => own.test(src));
   const script = Object.assign(document.createElement("script"), { src: old.src });
   const done = new Promise((yes, no) => { script.onload = yes; script.onerror = no; });
   old.replaceWith(script);

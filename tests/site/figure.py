@@ -11,9 +11,9 @@ from base64 import b64decode
 from collections.abc import Iterable
 from io import BytesIO
 
-import keep_figures
 import pytest
 from built import PATIENCE, asks, until
+from keep_figures import address as page_of
 from matplotlib.image import imread
 
 #: Their scripts listen to the whole window, also after their figure has gone.
@@ -28,10 +28,6 @@ SHORT = """
     e.getBoundingClientRect().width > 0 && e.checkVisibility({ visibilityProperty: true });
   const values = (css, name) => all(css).map((e) => e.getAttribute(name));
 """
-
-
-def page_of(name: str) -> str:
-    return keep_figures.PAGES.get(name, f"figures/{name}.html")
 
 
 def number(text: str) -> float:
@@ -171,8 +167,7 @@ class Figure:
         return self.role("button", name="Start the model")
 
     def start(self):
-        if self.name != "strength":  # which starts at once
-            self.starter().click()
+        self.starter().click()
         if self.name == "live":
             self.until("state().answers !== null")
         else:

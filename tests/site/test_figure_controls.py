@@ -75,7 +75,25 @@ def test_a_key_on_an_axis_has_no_features(fresh):
         assert text == ("0" if not value else f"{value:.2f} → 1.00")
 
 
-# Stability of AFT
+# AFT
+
+
+def test_a_bias_is_chosen_by_press_and_by_keys(fresh):
+    """Within the triangle; it keeps the keyboard, and what it is set to."""
+    figure = fresh("biases")
+    figure.css("td[aria-selected=true]").press("ArrowLeft")
+    figure.tab.keyboard.press("ArrowDown")
+    assert [figure.state()[x] for x in ("row", "key")] == [7, 4]
+    assert figure.slider("Bias").is_disabled()  # further back than the window
+    figure.css("td[tabindex]").nth(0).click()
+    for key in ("ArrowRight", "ArrowUp"):
+        figure.tab.keyboard.press(key)
+        assert [figure.state()[x] for x in ("row", "key")] == [1, 1]
+    figure.choose("full")
+    figure.slide("Bias", 3.5)
+    figure.choose("conv")
+    figure.choose("full")
+    assert figure.state()["bias"][0][0] == 3.5
 
 
 @pytest.mark.parametrize("width", [390, 1280])
@@ -291,7 +309,7 @@ def test_weights_that_do_not_come_are_said_to(fresh):
     home.start()
 
 
-# A model of Shakespeare, and write strength
+# A model of Shakespeare
 
 
 def test_a_text_is_typed_written_on_and_full(fresh):
@@ -311,18 +329,6 @@ def test_a_text_is_typed_written_on_and_full(fresh):
     figure.until("said.length > 0")
     figure.tab.wait_for_timeout(300)
     assert figure.ask("said") == [figure.words()]
-
-
-def test_strengths_of_a_text_of_ones_own(fresh):
-    figure = fresh("strength")
-    figure.start()
-    figure.text.fill("<b>Zoe</b> is in Rome!")
-    assert figure.state()["units"] == ["is", "in", "Rome"]
-    assert "leaves out: < b > Zoe / !" in figure.words()
-    strengths = [f"{beta[0][0]:.2f}"[1:] for beta in figure.state()["betas"]]
-    assert figure.texts(".fw-betas em") == strengths
-    figure.text.fill("")
-    assert "Nothing is read yet" in figure.words()
 
 
 # Puzzles

@@ -11,6 +11,7 @@ import re
 import tomllib
 from itertools import pairwise, zip_longest
 
+import cache
 import pytest
 import torch
 from built import ROOT
@@ -22,7 +23,12 @@ from torch.nn import functional as F
 from fwlab import ops
 from fwlab.data.retrieval import law, loss
 from fwlab.feature_maps import DPFP, l2_normalize, sum_normalize
-from fwlab.layers import Block, FeedbackTransformer, SoftmaxAttention
+from fwlab.layers import (
+    Block,
+    FastWeightAttention,
+    FeedbackTransformer,
+    SoftmaxAttention,
+)
 from fwlab.models import LanguageModel
 from fwlab.ops.feedback import naive
 
@@ -414,21 +420,21 @@ def strengths(path: str, tokens: list[int]) -> torch.Tensor:
 
 
 def test_strengths_are_those_of_pytorch(fresh):
-    """Of words and of characters; and the page says what they are."""
-    figure = fresh("strength")
+    """And the page says what they are: of characters by head, and of words."""
+    figure = fresh("shakespeare")
     figure.start()
-    page = (FIGURES / "strength.md").read_text("utf-8")
-    shown = figure.state()
-    close(shown["betas"], strengths("live/delta", [*map(WORDS.index, shown["units"])]))
-    figure.choose("Shakespeare")
-    figure.until("state().name === 'shakespeare'")
+    page = (FIGURES / "shakespeare.md").read_text("utf-8")
     shown = figure.state()
     alphabet = weights("shakespeare/delta")[0]["alphabet"]
-    tokens = [*map(alphabet.index, shown["units"])]
-    close(shown["betas"], strengths("shakespeare/delta", tokens))
-    kinds = {kind["kind"]: kind["mean"] for kind in shown["kinds"]}
-    assert f"spaces with {kinds['spaces']:.2f}" in page
-    assert f"vowels with {kinds['vowels']:.2f}" in page
+    wanted = strengths("shakespeare/delta", [*map(alphabet.index, shown["text"])])
+    for head, kinds in ((0, ("spaces", "vowels")), (2, ("line breaks", "capitals"))):
+        figure.press(f"layer 1, head {head + 1}")
+        close(figure.state()["strengths"], wanted[:, 0, head])
+        said = dict(re.findall(r"([a-z ]+) (\d\.\d\d)", figure.words()))
+        said = {kind.strip(): mean for kind, mean in said.items()}
+        for kind in kinds:
+            assert f"{kind} with {said[kind]}" in page
+    assert (wanted[[*map(shown["text"].index, " \n")], 0, 0] > 0.5).any()
     of = strengths("live/delta", [*range(len(WORDS))])[:, 0, 0].tolist()
     of = dict(zip(WORDS, of, strict=True))
     for group in (PLACES, NAMES):
@@ -455,6 +461,48 @@ def test_only_the_rule_differs_in_the_pair():
             assert re.search(rf"\b{100 * share:.1f} %", text)
     assert f"{added['parameters']:,} parameters" in text
     assert sum(w.numel() for w in tensors.values()) == added["parameters"]
+
+
+# What is kept of a text
+
+
+def test_sizes_of_hybrid_models():
+    """Those of fwlab's layers, for the configurations of transformers."""
+    pytest.importorskip("transformers.models")
+    from transformers import KimiLinearConfig, OlmoHybridConfig
+    from transformers.models.qwen3_5 import Qwen3_5TextConfig
+
+    qwen = Qwen3_5TextConfig(
+        hidden_size=1024, num_hidden_layers=24, linear_num_value_heads=16
+    )
+    olmo, kimi = OlmoHybridConfig(), KimiLinearConfig()
+    width = olmo.hidden_size // olmo.num_attention_heads
+    kimi_shape = (kimi.linear_num_heads, kimi.linear_head_dim, kimi.linear_head_dim)
+    cached = (
+        2 * qwen.num_key_value_heads * qwen.head_dim,
+        2 * olmo.num_key_value_heads * width,
+        kimi.kv_lora_rank + kimi.qk_rope_head_dim,
+    )
+    page = (ROOT / "docs" / "api" / "models.md").read_text("utf-8")
+    shapes = [
+        (c.linear_num_value_heads, c.linear_key_head_dim, c.linear_value_head_dim)
+        for c in (qwen, olmo)
+    ]
+    for name, config, (heads, key, value), kept in zip(
+        cache.MODELS, (qwen, olmo, kimi), (*shapes, kimi_shape), cached, strict=True
+    ):
+        layers, attention, numbers, inputs, each = cache.MODELS[name]
+        assert layers == len(config.layer_types) and each == kept
+        assert attention == config.layer_types.count("full_attention")
+        options = {"expand_v": value / key, "conv_size": 4}
+        with torch.device("meta"):
+            layer = FastWeightAttention(
+                heads * key, heads, rule="gated_delta", **options
+            )
+        assert numbers == heads * key * value and numbers + inputs == layer.state_size()
+        state, cached_one, _ = cache.sizes(name, 1)
+        if name != "Qwen3.5 0.8B":
+            assert f" {state / cached_one:,.0f}" in page
 
 
 # Puzzles

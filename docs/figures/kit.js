@@ -1,0 +1,82 @@
+// @ts-check
+// Figures as functions of their state, with matrices as tables:
+//
+//   figure("name", { state, compute, view, controls, say });
+//
+// `compute` makes numbers of the state; `view` and `controls` are drawn again, and
+// `say` is said, whenever `set` changes it.
+import { html, nothing, render } from "lit-html";
+import * as fwlab from "./common.js";
+import { number, signed } from "./common.js";
+
+export { html, nothing };
+
+/** @param {string} name @param {any} parts */
+export const figure = (name, { state, compute, view, controls, say }) =>
+  fwlab.figure(name, (figure) => {
+    let found;
+    const set = (changes) => {
+      Object.assign(state, changes);
+      found = compute(state);
+      const [picture, side] = [view, controls].map((part) => part(state, found, set));
+      render(
+        html`<div class="fw-picture fw-tables">${picture}</div><div class="fw-side">${side}</div>`,
+        figure.root,
+      );
+      figure.say(say(state, found));
+    };
+    set({});
+    return { state: () => ({ ...state, ...found }) };
+  });
+
+export const choice = (label, names, chosen, choose) => html`<div class="fw-controls">
+  <fieldset class="fw-choice"><legend>${label}</legend>${names.map(
+    (name) => html`<label><input type="radio" name=${`fw-${label}`} value=${name}
+      .checked=${name === chosen} @change=${() => choose(name)}>${name}</label>`,
+  )}</fieldset></div>`;
+
+/**
+ * @param {string} label
+ * @param {{min: number, max: number, step?: number, value: number, shown: string,
+ *   disabled?: boolean, axis?: boolean}} range
+ */
+export const slider = (
+  label,
+  { min, max, step = 1, value, shown, disabled = false, axis = false },
+  changed,
+) =>
+  html`<div class="fw-controls"><label class=${`fw-slider${axis ? " fw-axis" : ""}`}>${label}<input type="range"
+    min=${min} max=${max} step=${step} .value=${String(value)} ?disabled=${disabled}
+    aria-valuetext=${shown} @input=${(e) => changed(Number(e.target.value))}><span
+    class="fw-value">${shown}</span></label></div>`;
+
+const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+
+// Numbers in cells whose colour is their sign and size, up to `limit`; `heads` are
+// rows above them, `rows` of numbers may have a name and a number after them. With
+// `choose`, a cell is chosen by pointer or by arrow keys.
+/** @param {any} options */
+export const table = ({ title, heads = [], rows, limit = 1, digits = 1, chosen, choose }) => {
+  const move = (e, i, j) => {
+    if (!(e.key in ARROWS)) return;
+    e.preventDefault();
+    const body = e.currentTarget.closest("tbody");
+    choose(i + ARROWS[e.key][0], j + ARROWS[e.key][1]);
+    body.querySelector('[tabindex="0"]').focus();
+  };
+  const cell = (x, i, j) => {
+    if (Number.isNaN(x)) return html`<td></td>`;
+    const colour = `background: ${signed(0.45 * Math.max(-1, Math.min(x / limit, 1)))}`;
+    if (!choose) return html`<td style=${colour}>${number(x, digits)}</td>`;
+    const here = chosen[0] === i && chosen[1] === j;
+    return html`<td style=${colour} class=${here ? "fw-chosen" : nothing} aria-selected=${here}
+      tabindex=${here ? 0 : -1} @click=${() => choose(i, j)}
+      @keydown=${(e) => move(e, i, j)}>${number(x, digits)}</td>`;
+  };
+  const head = ([name, cells]) => html`<tr><th scope="row">${name}</th>${cells.map((x) => html`<th scope="col">${x}</th>`)}</tr>`;
+  return html`<table class="fw-numbers" role=${choose ? "grid" : nothing}>
+    <caption>${title}</caption><thead>${heads.map(head)}</thead>
+    <tbody>${rows.map(([name, numbers, after], i) => html`<tr><th scope="row">${name}</th>${numbers.map(
+      (x, j) => cell(x, i, j),
+    )}${after === undefined ? nothing : html`<td>${after}</td>`}</tr>`)}</tbody></table>`;
+};
