@@ -1,18 +1,18 @@
 // @ts-check
 // Figures as functions of their state, with matrices as tables:
 //
-//   figure("name", { state, compute, view, controls, say });
+//   figure("name", { state, compute, view, controls, say, ...more });
 //
 // `compute` makes numbers of the state; `view` and `controls` are drawn again, and
-// `say` is said, whenever `set` changes it.
+// `say` is said, whenever `set` changes it. `more` is for tests.
 import { html, nothing, render } from "lit-html";
 import * as fwlab from "./common.js";
 import { number, signed } from "./common.js";
 
-export { html, nothing };
+export { html, nothing, render };
 
 /** @param {string} name @param {any} parts */
-export const figure = (name, { state, compute, view, controls, say }) =>
+export const figure = (name, { state, compute, view, controls, say, ...more }) =>
   fwlab.figure(name, (figure) => {
     let found;
     const set = (changes) => {
@@ -26,8 +26,18 @@ export const figure = (name, { state, compute, view, controls, say }) =>
       figure.say(say(state, found));
     };
     set({});
-    return { state: () => ({ ...state, ...found }) };
+    return { state: () => ({ ...state, ...found }), ...more };
   });
+
+// Right or wrong, by a sign and not only by colour.
+export const mark = (right) =>
+  html`<b role="img" aria-label=${right ? "correct:" : "wrong:"}>${right ? "✓" : "✗"}</b>`;
+export const share = (part) => html`<i style=${`--share: ${(100 * part).toFixed(0)}%`}></i>`;
+
+/** @param {string} words @param {(e: any) => unknown} press @param {any} options */
+export const button = (words, press, { label = nothing, disabled = false } = {}) =>
+  html`<button type="button" class="fw-button" aria-label=${label} ?disabled=${disabled}
+    @click=${press}>${words}</button>`;
 
 export const choice = (label, names, chosen, choose) => html`<div class="fw-controls">
   <fieldset class="fw-choice"><legend>${label}</legend>${names.map(

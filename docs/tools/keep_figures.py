@@ -30,7 +30,7 @@ STILL = """async (name) => {
   const made = await root.figure.still?.();
   const stage = document.createElement("div");
   stage.innerHTML = made || root.querySelector(".fw-stage").innerHTML;
-  for (const controls of stage.querySelectorAll(".fw-controls")) controls.remove();
+  for (const controls of stage.querySelectorAll(".fw-controls, .fw-rows")) controls.remove();
   for (const e of stage.querySelectorAll(":is([role=slider], [role=button], td[tabindex])")) {
     for (const { name } of [...e.attributes])
       if (/^(tabindex|aria-(value|pressed|selected).*)$/.test(name)) e.removeAttribute(name);

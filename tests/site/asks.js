@@ -1,15 +1,14 @@
 // What tests ask of a page, by name: each is handed to the browser as it stands.
 
-// In a page, a figure as it came, and its script once more.
+// In a page, the figures as they came, and the script of one once more.
 const ANEW = async (name) => {
-  const id = `figure-${name}`;
   if (!globalThis.asItCame) {
     const text = await (await fetch(location.pathname)).text();
     globalThis.asItCame = new DOMParser().parseFromString(text, "text/html");
   }
   performance.clearResourceTimings();
-  const fresh = document.importNode(asItCame.getElementById(id), true);
-  document.getElementById(id).replaceWith(fresh);
+  for (const figure of document.querySelectorAll(".fw-figure[id]"))
+    figure.replaceWith(document.importNode(asItCame.getElementById(figure.id), true));
   scrollTo({ top: 0, behavior: "instant" });
   const own = new RegExp(`figures/(\\w+-)*${name}(-\\w+)*\\.js$`);
   const old = [...document.scripts].find(({ src }) => own.test(src));
@@ -435,12 +434,11 @@ const JUDGED = (answers) => answers.map(([name, answer]) => {
 
 // --- The essay -------------------------------------------------------------
 
-// What a step shows: its state, words, and the texts that are seen.
+// What a step shows: its state, words and table.
 const ESSAY = (() => {
   root.figure.jump(given);
-  const read = (css) => all(css + " text").filter(seen).map((e) => e.textContent).join(" ");
-  return [state(), words(), read("[data-vector=memory]"), read("[data-part=table]"),
-    read("[data-vector=written]"), read("[data-part=overlap]")];
+  const table = all("[data-part=table] text").filter(seen).map((e) => e.textContent);
+  return [state(), words(), table.join(" ")];
 })();
 
 // Whether the picture has ever been between two steps.
