@@ -1,9 +1,8 @@
 // @ts-check
 // AFT-simple, causal, one channel, in float32: four ways to keep e^K in range,
 // and the future key that breaks three of them.
-import { svg } from "lit-html";
 import { number, round, scale } from "./common.js";
-import { choice, figure, html, slider } from "./kit.js";
+import { choice, figure, html, line, note, slider, svg } from "./kit.js";
 
 const [T, TILE] = [8, 4];
 const BOUND = 1e-3; // where a relative error counts as a wrong number
@@ -111,11 +110,6 @@ const PLOT = { width: 340, height: 190, top: 78, bottom: 170 };
 const across = scale([LEAST, MOST], [0, PLOT.width]);
 const exponents = scale([0, -8], [PLOT.top, PLOT.bottom]); // 1, and 10⁻⁸ or less
 const upwards = (error) => exponents(Math.log10(Math.max(1e-8, Math.min(1, error))));
-const note = (x, y, words, anchor = "start") =>
-  svg`<text x=${x} y=${y} text-anchor=${anchor} class="fw-small" dominant-baseline="central">${words}</text>`;
-const line = (d, opacity = 1) =>
-  svg`<path d=${d} fill="none" stroke="currentcolor" stroke-opacity=${opacity} />`;
-
 // Where a method fails, a line in a lane above the errors, which begins with its name.
 const curve = (name, lane, worst, large) => {
   const { look, short } = METHODS[name];
@@ -125,8 +119,8 @@ const curve = (name, lane, worst, large) => {
     const there = points.map(([, high]) => !Number.isNaN(high));
     return points.map((at, n) => there[n] && `${there[n - 1] ? "L" : "M"}${at.join(" ")}`);
   };
-  const path = (d, width, mark) =>
-    svg`<path d=${d.filter(Boolean).join("")} fill="none" style=${`${look}; stroke-width: ${width}`} data-part=${mark} />`;
+  const path = (d, width, part) =>
+    line(d.filter(Boolean).join(""), `${look}; stroke-width: ${width}`, part);
   const { error, lost } = worst[large - LEAST];
   return svg`${path(draw((one) => (one.lost ? NaN : upwards(one.error))), 2, "curve")}
     ${path(draw((one) => (one.lost ? y : NaN)), 4, "lost")}${path([`M0 ${y}h24`], 2, "name")}
@@ -139,7 +133,7 @@ const plot = ({ step, large }) => html`<svg class="fw-picture" role="img"
   viewBox=${`0 0 ${PLOT.width} ${PLOT.height}`}
   aria-label="The largest relative error of the rows, against the size of the large key">
   ${note(PLOT.width, 6, "lost: NaN or ∞", "end")}
-  ${[1, BOUND, 1e-8].map((error) => line(`M0 ${upwards(error)}H${PLOT.width}`, error === BOUND ? 0.6 : 0.25))}
+  ${[1, BOUND, 1e-8].map((error) => line(`M0 ${upwards(error)}H${PLOT.width}`, `stroke-opacity: ${error === BOUND ? 0.6 : 0.25}`))}
   ${note(0, upwards(1) + 9, "relative error 1")}
   ${note(0, upwards(BOUND) - 9, "0.001: wrong above")}
   ${note(0, upwards(1e-7) - 14, "10⁻⁷: rounding")}
@@ -147,8 +141,7 @@ const plot = ({ step, large }) => html`<svg class="fw-picture" role="img"
     (size) => svg`${line(`M${across(size)} ${PLOT.bottom}v4`)}
       ${note(across(size), PLOT.bottom + 13, size, "middle")}`,
   )}
-  <path d=${`M${round(across(large))} 0V${PLOT.bottom}`} data-part="marker"
-    stroke="var(--md-default-fg-color--light)" />
+  ${line(`M${round(across(large))} 0V${PLOT.bottom}`, "stroke: var(--md-default-fg-color--light)", "marker")}
   ${names.map((name, lane) => curve(name, lane, kept[step][name], large))}</svg>`;
 
 // --- The table, and words ---------------------------------------------------------

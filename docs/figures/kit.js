@@ -5,11 +5,11 @@
 //
 // `compute` makes numbers of the state; `view` and `controls` are drawn again, and
 // `say` is said, whenever `set` changes it. `more` is for tests.
-import { html, nothing, render } from "lit-html";
+import { html, nothing, render, svg } from "lit-html";
 import * as fwlab from "./common.js";
 import { number, signed } from "./common.js";
 
-export { html, nothing, render };
+export { html, nothing, render, svg };
 
 /** @param {string} name @param {any} parts */
 export const figure = (name, { state, compute, view, controls, say, ...more }) =>
@@ -29,6 +29,13 @@ export const figure = (name, { state, compute, view, controls, say, ...more }) =
     return { state: () => ({ ...state, ...found }), ...more };
   });
 
+// Small letters of a drawing, in the middle of their line; and lines.
+export const note = (x, y, words, anchor = "start") =>
+  svg`<text x=${x} y=${y} text-anchor=${anchor} class="fw-small" dominant-baseline="central">${words}</text>`;
+/** @param {string} d @param {string} style @param {any} part */
+export const line = (d, style = "", part = nothing) =>
+  svg`<path d=${d} fill="none" stroke="currentcolor" style=${style} data-part=${part} />`;
+
 // Right or wrong, by a sign and not only by colour.
 export const mark = (right) =>
   html`<b role="img" aria-label=${right ? "correct:" : "wrong:"}>${right ? "✓" : "✗"}</b>`;
@@ -39,10 +46,10 @@ export const button = (words, press, { label = nothing, disabled = false } = {})
   html`<button type="button" class="fw-button" aria-label=${label} ?disabled=${disabled}
     @click=${press}>${words}</button>`;
 
-export const choice = (label, names, chosen, choose) => html`<div class="fw-controls">
+export const choice = (label, names, chosen, choose, title = (/** @type {any} */ name) => name) => html`<div class="fw-controls">
   <fieldset class="fw-choice"><legend>${label}</legend>${names.map(
     (name) => html`<label><input type="radio" name=${`fw-${label}`} value=${name}
-      .checked=${name === chosen} @change=${() => choose(name)}>${name}</label>`,
+      .checked=${name === chosen} @change=${() => choose(name)}>${title(name)}</label>`,
   )}</fieldset></div>`;
 
 /**
