@@ -36,6 +36,17 @@ export const note = (x, y, words, anchor = "start") =>
 export const line = (d, style = "", part = nothing) =>
   svg`<path d=${d} fill="none" stroke="currentcolor" style=${style} data-part=${part} />`;
 
+// A part of a drawing that can be moved, as `drag` of common.js makes it.
+/** @param {string} label @param {any} options @param {any} listeners @param {any} body */
+export const handle = (label, { name, at: [x, y], now, told, range: [min, max], reach }, listeners, body) => {
+  const { pointerdown, touchstart, pointermove, keydown } = fwlab.dragging(listeners);
+  return svg`<g role="slider" tabindex="0" class="fw-handle" data-key=${name} aria-label=${label}
+    aria-valuemin=${min} aria-valuemax=${max} aria-valuenow=${now} aria-valuetext=${told}
+    transform=${`translate(${x} ${y})`} @pointerdown=${pointerdown} @touchstart=${touchstart}
+    @pointermove=${pointermove} @keydown=${keydown}>
+    <circle r=${reach} class="fw-reach" fill="none" pointer-events="all" />${body}</g>`;
+};
+
 // Right or wrong, by a sign and not only by colour.
 export const mark = (right) =>
   html`<b role="img" aria-label=${right ? "correct:" : "wrong:"}>${right ? "✓" : "✗"}</b>`;
