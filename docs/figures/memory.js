@@ -222,7 +222,7 @@ fwlab.figure("memory", (figure) => {
   );
 
   // Numbers: the memory, and a row per pair.
-  const numbers = fwlab.html("div", { class: "fw-beside", style: "grid-template-columns: 2fr 5fr" });
+  const numbers = fwlab.html("div", { class: "fw-beside", style: "grid-template-columns: 5fr 9fr" });
   const drawNumbers = ({ W, answers, replaced, next: held }) => {
     const row = (name, one, { readback, error }, old = null) =>
       html`<tr class=${name === "+" ? "fw-new" : ""}><th scope="row"><b>${name}</b></th><td>${one.degrees}°</td>
