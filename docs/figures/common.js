@@ -310,7 +310,7 @@ export const list = (names) =>
 // A matrix with its numbers in the cells: `matrix.element` goes into the
 // picture, `matrix.update(rows)` sets the numbers. `limit` is the number
 // that gets the strongest colour, on which letters are still legible.
-export const matrix = (rows, columns, { x, y, cell = 34, limit = 1, text = true, ...options }) => {
+export const matrix = (rows, columns, { x, y, cell = 34, limit = 1, ...options }) => {
   const { height = cell, digits = 1, show = (n) => number(n, digits) } = options;
   const cells = [];
   const element = svg("g", { transform: `translate(${x} ${y})` });
@@ -335,7 +335,7 @@ export const matrix = (rows, columns, { x, y, cell = 34, limit = 1, text = true,
     values.flat().forEach((value, n) => {
       const [box, label] = cells[n];
       box.style.fill = signed(0.45 * Math.max(-1, Math.min(value / limit, 1)));
-      if (text) label.textContent = show(value);
+      label.textContent = show(value);
     });
   return { element, update };
 };
