@@ -153,4 +153,6 @@ def _figure(name: str, attributes: str, page) -> str:
     new = f'<section class="fw-stage" data-figure="{name}"></section>'
     new += '<figcaption class="fw-words"></figcaption>'
     kept = path.read_text("utf-8").strip() if path.exists() else new
+    if "fw-step" in attributes:  # its script makes a figure of the other one
+        kept = re.sub(r' data-figure="\w+"(?: style="[^"]*")?', "", kept, count=1)
     return f'<figure {attributes} aria-label="{title}">{kept}</figure>'
