@@ -502,7 +502,7 @@ def test_sizes_of_hybrid_models(monkeypatch):
                 heads * key, heads, rule="gated_delta", **options
             )
         assert numbers == heads * key * value and numbers + inputs == layer.state_size()
-        state, cached_one, _ = cache.sizes(name, 1)
+        state, cached_one = cache.sizes(name, 1)
         if name != "Qwen3.5 0.8B":
             assert f" {state / cached_one:,.0f}" in page
 
