@@ -27,7 +27,7 @@ FILES = [
         ("notebooks", "*.ipynb"),
         ("docs", "**/*.md"),
         ("docs/figures", "**/*.js"),
-        ("docs/figures", "**/*.txt"),
+        ("docs/figures", "**/*.html"),
         (".", "README.md"),
     )
     for path in sorted((ROOT / folder).glob(pattern))
@@ -40,7 +40,7 @@ def words(path: str) -> str:
     text = (ROOT / path).read_text("utf-8")
     if path.endswith(".js"):  # x1 and y2 are names of SVG
         return re.sub(r"\b[xy]\d\b", "", text)
-    if path.endswith((".md", ".toml", ".txt")):
+    if path.endswith((".md", ".toml", ".html")):
         return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     if path.endswith(".py"):
         return _words_of_code(text)

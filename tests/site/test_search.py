@@ -40,7 +40,7 @@ QUERIES = {
     "equation 24": "annotated/equations",
     "aft-local": "annotated/aft-window",
     "capacity": "figures/capacity",
-    "kv cache": "figures/cache",
+    "kv cache": "api/models",
     "shakespeare": "figures/shakespeare",
     "install": "run",
     "what failed": "results",
