@@ -27,7 +27,7 @@ FILES = [
         ("notebooks", "*.ipynb"),
         ("docs", "**/*.md"),
         ("docs/figures", "**/*.js"),
-        ("docs/figures", "**/*.txt"),
+        ("docs/figures", "**/*.html"),
         (".", "README.md"),
     )
     for path in sorted((ROOT / folder).glob(pattern))

@@ -1,7 +1,9 @@
 // @ts-check
-// The delta rule in chunks, with its true numbers, in a race with the loop. Folded
+// The delta rule in chunks, with fwlab's numbers, in a race with the loop. Folded
 // below it: which blocks of the triangle of pairs are computed, what is kept, and
 // the way back.
+// @ts-expect-error: docs/hooks/frames.py computes it
+import { loop, sizes } from "fwlab-chunks";
 import * as fwlab from "./fwlab.js";
 import {
   text, path, group, vector, tint, BOLD, MIDDLE, CENTRED, END,
@@ -10,113 +12,6 @@ import {
 fwlab.figure("chunks", (figure) => {
   const T = 12;
   const D = 2;
-  // Keys and queries have length 1; these are their directions.
-  const KEYS = [0, 50, 95, 20, 70, 130, 10, 110, 40, 85, 150, 60];
-  const QUERIES = [10, 30, 60, 100, 45, 120, 80, 15, 140, 55, 90, 35];
-  const VALUES = [
-    [1, 0.4],
-    [-0.6, 0.9],
-    [0.3, -1],
-    [0.8, 0.5],
-    [-0.9, -0.2],
-    [0.5, 0.7],
-    [-0.4, 1],
-    [0.9, -0.6],
-    [0.2, 0.8],
-    [-1, 0.3],
-    [0.6, -0.7],
-    [0.7, 0.1],
-  ];
-  const BETAS = [1, 0.8, 0.5, 0.9, 1, 0.6, 0.8, 1, 0.7, 0.5, 0.9, 1];
-
-  // --- The arithmetic ------------------------------------------------------
-  const transpose = (A) => A[0].map((_, j) => A.map((row) => row[j]));
-  const product = (A, B) => {
-    const columns = transpose(B);
-    return A.map((row) =>
-      columns.map((column) => row.reduce((sum, x, i) => sum + x * column[i], 0)),
-    );
-  };
-  const join = (A, B, combine) =>
-    A.map((row, i) => row.map((x, j) => combine(x, B[i][j])));
-  const plus = (A, B) => join(A, B, (a, b) => a + b);
-  const minus = (A, B) => join(A, B, (a, b) => a - b);
-  const times = (A, B) => join(A, B, (a, b) => a * b);
-  const scale = (b, A) => A.map((row, i) => row.map((x) => b[i] * x));
-  const lower = (A, below) =>
-    A.map((row, i) => row.map((x, j) => (j <= i - below ? x : 0)));
-  const rowSums = (A) => A.map((row) => row.reduce((sum, x) => sum + x, 0));
-  const zeros = () => Array.from({ length: D }, () => Array(D).fill(0));
-  // (I + A)^-1 by forward substitution; A is strictly lower triangular.
-  const inverse = (A) => {
-    const X = [];
-    A.forEach((row, i) => {
-      X.push(row.map((_, j) => (i === j ? 1 : 0)));
-      for (let j = 0; j < i; j++)
-        for (let m = j; m < i; m++) X[i][j] -= row[m] * X[m][j];
-    });
-    return X;
-  };
-  const keys = KEYS.map(fwlab.towards);
-  const queries = QUERIES.map(fwlab.towards);
-
-  const compute = (C) => {
-    const chunks = [];
-    for (let start = 0; start < T; start += C) {
-      const cut = (rows) => rows.slice(start, start + C);
-      const [Q, K, V, b] = [queries, keys, VALUES, BETAS].map(cut);
-      const A = scale(b, lower(product(K, transpose(K)), 1));
-      const P = lower(product(Q, transpose(K)), 0);
-      chunks.push({ Q, K, V, b, A, P, X: inverse(A) });
-    }
-    const states = [zeros()];
-    for (const chunk of chunks) {
-      const { Q, K, V, b, P, X } = chunk;
-      const W = states.at(-1);
-      const rest = minus(V, product(K, transpose(W)));
-      chunk.U = product(X, scale(b, rest)); // (d1)
-      chunk.Y = plus(product(Q, transpose(W)), product(P, chunk.U)); // (d2)
-      states.push(plus(W, product(transpose(chunk.U), K))); // (d3)
-      // V less what is retrieved: from W, and from earlier in the chunk.
-      const L = lower(product(K, transpose(K)), 1);
-      chunk.E = minus(rest, product(L, chunk.U));
-    }
-    // The loss is half the sum of squares of Y: its gradient is Y itself.
-    const gradients = [zeros()];
-    for (const [c, chunk] of [...chunks.entries()].reverse()) {
-      const { Q, K, b, P, X, U, Y, E } = chunk;
-      const after = gradients[0];
-      const dU = plus(product(transpose(P), Y), product(K, transpose(after))); // (c5)
-      const dV = (chunk.dV = scale(b, product(transpose(X), dU))); // (d5)
-      const own = minus(product(transpose(Y), Q), product(transpose(dV), K));
-      gradients.unshift(plus(after, own)); // (d6)
-      const W = states[c];
-      const R = lower(product(Y, transpose(U)), 0);
-      chunk.dQ = plus(product(Y, W), product(R, K)); // (c3)
-      const L = lower(product(K, transpose(K)), 1);
-      const dL = lower(product(dV, transpose(U)), 1); // (d7), its sign below
-      chunk.dK = minus(
-        plus(product(transpose(R), Q), product(U, after)), // (c4)
-        plus(product(plus(dL, transpose(dL)), K), product(dV, W)), // (d8)
-      );
-      const asked = rowSums(transpose(times(L, product(dV, transpose(E)))));
-      chunk.dBeta = rowSums(times(E, dU)).map((x, i) => x - asked[i]); // (d7)
-    }
-    return { chunks, states, gradients };
-  };
-
-  // The same step by step: what each key holds before its write, what its
-  // query reads after it.
-  const loop = [];
-  keys.forEach((key, i) => {
-    const W = loop.at(-1)?.W ?? zeros();
-    const [held] = product([key], transpose(W));
-    const written = minus([VALUES[i]], [held]).map((row) => row.map((x) => BETAS[i] * x));
-    const after = plus(W, product(transpose(written), [key]));
-    const [y] = product([queries[i]], transpose(after));
-    loop.push({ held, W: after, y });
-  });
-
   // Numbers kept for the way back besides the inputs; multiplications of the
   // matrix products of the way forward; and how many must wait for another.
   const count = (time, d, C) => {
@@ -196,7 +91,7 @@ fwlab.figure("chunks", (figure) => {
   let C = 4;
   let at = 0;
   let { stages, arrival } = stagesOf(C);
-  let shown = compute(C);
+  let shown = sizes[C];
   const gather = (name) => shown.chunks.flatMap((chunk) => chunk[name]);
 
   // What exists at a stage: the chunks whose rows are there, and which
@@ -745,7 +640,7 @@ fwlab.figure("chunks", (figure) => {
     (value) => {
       C = Number(value);
       ({ stages, arrival } = stagesOf(C));
-      shown = compute(C);
+      shown = sizes[C];
       showAccount();
       go(0);
     },
@@ -769,26 +664,9 @@ fwlab.figure("chunks", (figure) => {
         ...now,
         chunk: now.chunk + 1,
         tick: at,
-        ticks: stages.length - 1,
-        arrival,
         running: player.running(),
-        loop,
         costs: costs(),
         C,
-        keys,
-        values: VALUES,
-        betas: BETAS,
-        queries,
-        W: shown.states,
-        dStates: shown.gradients,
-        inverseOf: shown.chunks.map(({ X }) => X),
-        scores: shown.chunks.map(({ P }) => P),
-        rows: Object.fromEntries(
-          ["U", "E", "Y", "dQ", "dK", "dV", "dBeta"].map((name) => [
-            name,
-            gather(name),
-          ]),
-        ),
         counts: { here: count(T, D, C), large: count(4096, 64, 64) },
       };
     },

@@ -4,6 +4,7 @@
 // the memory of each, as it is written and as it is read.
 import * as fwlab from "./fwlab.js";
 import { list, percent } from "./fwlab.js";
+import { html, mark, render, share } from "./kit.js";
 
 const folder = new URL("live/", fwlab.here);
 const RULES = { sum: "Sum rule", delta: "Delta rule" };
@@ -167,7 +168,8 @@ fwlab.figure("live", (figure) => {
     const [name, place] = facts.at(-1);
     const corner = picture.getBoundingClientRect();
     const story = picture.querySelector("p");
-    const { localName, firstChild: told } = story.lastElementChild;
+    const { localName, childNodes } = story.lastElementChild;
+    const told = [...childNodes].find(({ nodeType }) => nodeType === Node.TEXT_NODE);
     const { bottom } = story.getBoundingClientRect();
     const range = document.createRange();
     for (const canvas of Object.values(maps)) {
@@ -190,22 +192,8 @@ fwlab.figure("live", (figure) => {
     }
   };
 
-  const cell = ({ said, right, share }) => {
-    const mark = fwlab.html(
-      "b",
-      { role: "img", "aria-label": right ? "correct:" : "wrong:" },
-      right ? "✓" : "✗",
-    );
-    const bar = fwlab.html("i", { style: `--share: ${(100 * share).toFixed(0)}%` });
-    return fwlab.html(
-      "td",
-      { class: right ? "fw-right" : "fw-wrong" },
-      mark,
-      ` ${said} `,
-      fwlab.html("em", {}, percent(share)),
-      bar,
-    );
-  };
+  const cell = ({ said, right, share: sure }) =>
+    html`<td class=${right ? "fw-right" : "fw-wrong"}>${mark(right)} ${said} <em>${percent(sure)}</em>${share(sure)}</td>`;
 
   const askAfter = (name) => {
     const button = fwlab.button(name, async () => {
@@ -239,59 +227,24 @@ fwlab.figure("live", (figure) => {
     runs = Object.fromEntries(Object.keys(RULES).map((rule) => [rule, run(models[rule])]));
     const known = people(facts);
     const latest = new Map(facts.map(([name], i) => [name, i]));
-    const story = fwlab.html("p", {});
-    facts.forEach((fact, i) => {
-      const old = latest.get(fact[0]) !== i;
-      const now = known.find(({ name }) => name === fact[0]).moved && !old;
-      const tag = old ? "s" : now ? "strong" : "span";
-      story.append(fwlab.html(tag, {}, statement(fact)), " ");
-    });
+    const told = (fact, i) => {
+      if (latest.get(fact[0]) !== i) return html`<s>${statement(fact)}</s> `;
+      const { moved } = known.find(({ name }) => name === fact[0]);
+      return moved ? html`<strong>${statement(fact)}</strong> ` : html`<span>${statement(fact)}</span> `;
+    };
     const rules = Object.entries(RULES);
-    const row = (head, cells) =>
-      fwlab.html("tr", {}, fwlab.html("th", { scope: "row" }, head), ...cells);
-    const table = fwlab.html(
-      "table",
-      { class: "fw-answers" },
-      fwlab.html(
-        "thead",
-        {},
-        fwlab.html(
-          "tr",
-          {},
-          fwlab.html("th", { scope: "col" }, "Where is …"),
-          ...rules.map(([rule, name]) =>
-            fwlab.html(
-              "th",
-              { scope: "col" },
-              `${name} `,
-              fwlab.html("strong", {}, score(runs[rule])),
-            ),
-          ),
-        ),
-      ),
-      fwlab.html(
-        "tbody",
-        {},
-        ...known.map(({ name }, i) =>
-          row(
-            `${name}?`,
-            rules.map(([rule]) => cell(runs[rule].answers[i])),
-          ),
-        ),
-      ),
+    render(
+      html`<p>${facts.map(told)}</p>
+        <div class="fw-memories">${rules.map(([rule, name]) => html`<div>${name}: W${maps[rule]}</div>`)}<small>Above:
+          the key, or what is asked. Left: what is written. Right: what is read. Blue: positive, pink:
+          negative.</small></div>
+        <table class="fw-answers"><thead><tr><th scope="col">Where is …</th>${rules.map(
+          ([rule, name]) => html`<th scope="col">${name} <strong>${score(runs[rule])}</strong></th>`,
+        )}</tr></thead><tbody>${known.map(
+          ({ name }, i) => html`<tr><th scope="row">${name}?</th>${rules.map(([rule]) => cell(runs[rule].answers[i]))}</tr>`,
+        )}</tbody></table>`,
+      picture,
     );
-    const memories = fwlab.html(
-      "div",
-      { class: "fw-memories" },
-      ...rules.map(([rule, name]) => fwlab.html("div", {}, `${name}: W`, maps[rule])),
-      fwlab.html(
-        "small",
-        {},
-        "Above: the key, or what is asked. Left: what is written. Right: what is read. " +
-          "Blue: positive, pink: negative.",
-      ),
-    );
-    picture.replaceChildren(story, memories, table);
     offer();
     show();
     if (news && !fwlab.motion.matches) fly();

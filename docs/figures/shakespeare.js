@@ -10,6 +10,16 @@ const FIRST =
   "MENENIUS:\nWhat is the city?\n\nSICINIUS:\nThe people are the city.\n\nMENENIUS:\nThe pe";
 const RULES = { delta: "delta rule", sum: "sum rule" };
 
+// Kinds of characters, by the first that fits.
+const KINDS = {
+  capitals: /[A-Z]/,
+  vowels: /[aeiou]/,
+  consonants: /[a-z]/,
+  "line breaks": /\n/,
+  spaces: / /,
+  "other marks": /./,
+};
+
 const shown = (character) => ({ "\n": "↵", " ": "␣" })[character] ?? character;
 const cosine = (a, b) => {
   const length = Math.sqrt(fwlab.dot(a, a) * fwlab.dot(b, b));
@@ -44,6 +54,7 @@ fwlab.figure("shakespeare", (figure) => {
   const legend = fwlab.html(
     "div",
     { class: "fw-legend" },
+    sign("u", false, "", "how strongly the chosen head writes it: β, from 0 to 1"),
     sign("b", "fw-red", "e", "not expected: the redder, the bigger the surprise"),
     sign("i", "fw-same", "e", "below a character: the chosen head recalls it"),
     sign("i", false, "e", "recalls another one"),
@@ -135,6 +146,20 @@ fwlab.figure("shakespeare", (figure) => {
     return Math.max(...counts) / position;
   };
 
+  // How strongly the chosen head has written a character; and on average each kind,
+  // strongest first.
+  const strength = (i) => run().steps[i].trace[head[0]][head[1]].strength;
+  const strengths = () => {
+    /** @type {Record<string, number[]>} */
+    const found = {};
+    [...run().text.slice(0, position)].forEach((character, i) => {
+      const [kind] = Object.entries(KINDS).find(([, letters]) => letters.test(character));
+      (found[kind] ??= []).push(strength(i));
+    });
+    const mean = (kind) => found[kind].reduce((a, b) => a + b) / found[kind].length;
+    return Object.keys(found).sort((a, b) => mean(b) - mean(a)).map((kind) => ({ kind, mean: mean(kind) }));
+  };
+
   // Drawing
 
   const drawStrip = (places) => {
@@ -152,6 +177,8 @@ fwlab.figure("shakespeare", (figure) => {
         answer ? shown(answer) : "\u00a0",
       );
       const box = fwlab.html("span", {}, letter, below);
+      if (model().strength)
+        box.prepend(fwlab.html("u", { style: `--beta: ${strength(i).toFixed(2)}` }));
       if (i === position - 1) box.className = "fw-now";
       if (i >= position) box.className = "fw-later";
       return box;
@@ -254,6 +281,10 @@ fwlab.figure("shakespeare", (figure) => {
       parts.push(
         `The memory is empty. ${made.text ? "Move the slider." : "Type a text."}`,
       );
+    if (position && model().strength) {
+      const kinds = strengths().map(({ kind, mean }) => `${kind} ${fwlab.number(mean)}`);
+      parts.push(`Its mean write strength β: ${kinds.join(", ")}.`);
+    }
     const read = Object.keys(RULES).filter((name) => runs[name]?.text === made.text);
     for (const name of position ? read : [])
       parts.push(
@@ -395,6 +426,7 @@ fwlab.figure("shakespeare", (figure) => {
       W: model() ? Array.from(numbers(...head)) : null,
       answers: model() ? answers(rule, head) : null,
       share: position ? share(rule) : null,
+      strengths: model() && position ? run().steps.map((_, i) => strength(i)) : null,
       likeliest: model() ? likeliest() : null,
     }),
   };

@@ -37,7 +37,7 @@ QUERIES = {
     "equation 24": "annotated/equations",
     "aft-local": "annotated/aft-window",
     "capacity": "figures/capacity",
-    "kv cache": "figures/cache",
+    "kv cache": "api/models",
     "shakespeare": "figures/shakespeare",
     "install": "index",
     "what failed": "results",
