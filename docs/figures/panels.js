@@ -1,7 +1,7 @@
 // @ts-check
 // One small picture for each rule, all after the same token: its memory, what it reads
 // wrongly, and its score.
-import { here, html, percent } from "./fwlab.js";
+import { html, percent } from "./fwlab.js";
 import { readings, wrong } from "./tasks.js";
 
 /** Pixels of a cell, before the page makes it larger or smaller. */
@@ -18,7 +18,7 @@ export const panels = (rules, edit) => {
     const score = html("span", { class: "fw-panel-score" });
     const reads = html("span", { class: "fw-panel-reads" });
     const title = rule.page
-      ? html("a", { href: String(new URL(`../annotated/${rule.page}.html`, here)) }, rule.title)
+      ? html("a", { href: `../annotated/${rule.page}.html` }, rule.title)
       : html("strong", {}, rule.title);
     const element = html("div", { class: "fw-panel", role: "group", "aria-label": rule.title });
     element.append(title, score, canvas, reads);

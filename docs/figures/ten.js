@@ -2,7 +2,7 @@
 // Ten rules read the same tokens, side by side; docs/hooks/frames.py runs them.
 // @ts-expect-error: it is made when the site is built
 import { keys, rules, tokens, wanted } from "fwlab-ten";
-import { here, list, player, vector } from "./common.js";
+import { list, player, vector } from "./common.js";
 import { figure, html, mark, nothing, slider, table } from "./kit.js";
 
 const T = tokens.length;
@@ -15,7 +15,7 @@ const panel = (rule, token) => {
   const { W, reads, right } = rule.tokens[token - 1];
   const fails = token >= failed(rule);
   return html`<div class=${fails ? "fw-panel fw-fails" : "fw-panel"}>
-    <a href=${String(new URL(`../annotated/${rule.page}.html`, here))}>${rule.title}</a>
+    <a href=${`annotated/${rule.page}.html`}>${rule.title}</a>
     ${table({ title: nothing, rows: W.map((row) => ["", row]), limit: 2 })}
     ${keys.map((name, n) => html`<span>${mark(right[n])} ${name} reads ${vector(reads[n], 1)}</span>`)}
     <span class="fw-panel-reads">${fails ? `fails at token ${failed(rule)}` : "right so far"}</span></div>`;

@@ -53,7 +53,7 @@ fwlab.figure("write", (figure) => {
   });
   const [yours, ...others] = shown.elements;
   figure.root.append(
-    html("div", { class: "fw-write" }, html("div", {}, area, says), yours),
+    html("div", { class: "fw-editor" }, html("div", {}, area, says), yours),
     fwlab.controls(
       fwlab.choice("Task", tasks.TASKS, setting.task, move("task")),
       slider("Pairs", "pairs", { min: 2, max: 32, step: 1 }),
@@ -148,5 +148,11 @@ fwlab.figure("write", (figure) => {
   };
   area.value = text;
   restart();
-  return { state: () => ({ text, setting, says: says.textContent }) };
+  for (const { name, job } of jobs) if (name === "yours") while (!job.next().done);
+  /** Without scripts there are the texts to read. */
+  const still = () =>
+    html("div", { class: "fw-picture fw-panels" }, ...rules.map(({ title, text }) =>
+      html("div", { class: "fw-panel" }, html("strong", {}, title), html("pre", {}, text)),
+    )).outerHTML;
+  return { state: () => ({ text, setting, says: says.textContent }), still };
 });

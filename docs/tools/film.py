@@ -20,16 +20,18 @@ TOKEN, LAST = 1800, 4000
 
 
 def main() -> None:
-    with served(Path(sys.argv[1])) as address, sync_playwright() as play:
-        browser = chromium(play)
-        tab = browser.new_page(**OPTIONS | {"viewport": {"width": 1280, "height": 900}})
-        tab.goto(f"{address}/rules.html")
+    path = chromium() or sys.exit("there is no Chromium here")
+    pictures = []
+    with served(Path(sys.argv[1]).resolve()) as base, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=OPTIONS)
+        tab = browser.new_page(viewport={"width": 1280, "height": 900})
+        tab.goto(f"{base}rules.html")
         figure = tab.locator("#figure-ten")
         slider = figure.locator("input[type=range]")
-        pictures = []
-        for token in range(1, int(slider.get_attribute("max")) + 1):
+        for token in range(1, int(slider.get_attribute("max") or 1) + 1):
             slider.fill(str(token))
-            pictures.append(Image.open(io.BytesIO(figure.screenshot())).convert("RGB"))
+            shot = figure.screenshot(animations="disabled")
+            pictures.append(Image.open(io.BytesIO(shot)).convert("RGB"))
         browser.close()
     size = pictures[0].size
     first, *rest = (x.resize(size).quantize(64) for x in pictures)
