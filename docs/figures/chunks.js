@@ -5,6 +5,7 @@
 // @ts-expect-error: docs/hooks/frames.py computes it
 import { loop, sizes } from "fwlab-chunks";
 import * as fwlab from "./fwlab.js";
+import { html, render } from "./kit.js";
 import {
   text, path, group, vector, tint, BOLD, MIDDLE, CENTRED, END,
 } from "./fwlab.js";
@@ -147,12 +148,9 @@ fwlab.figure("chunks", (figure) => {
   const WIDE = 42;
   const COLUMNS = { U: 222, Y: 314, dV: 314 };
   const TAGS = { U: "d1", Y: "d2", dV: "d5" };
-  // Cells of the small matrices.
-  const [ACROSS, DOWN] = [36, 22];
   // The lanes of the race: the top of their numbers, and the size of these.
   const LANES = { loop: 39, chunks: 101 };
   const [LANE_WIDTH, LANE_HEIGHT] = [33, 17];
-  const BLOCKS = 200;
   const LEGIBLE = "font-size: 13px"; // also where the picture is small
   const DIAGONAL = "var(--fw-features)";
   const STATE = "var(--fw-fast)";
@@ -163,13 +161,6 @@ fwlab.figure("chunks", (figure) => {
   const drawing = group({ role: "img" });
   picture.append(race);
   pairs.append(drawing);
-  const blocks = fwlab.picture(400, 1, "The numbers of each chunk");
-  const blocksDrawing = group({
-    role: "img",
-    "aria-label": "States, their gradients and the blocks of a chunk, as numbers",
-  });
-  blocks.append(blocksDrawing);
-
   const small = (x, y, content, attributes = {}) =>
     fwlab.small(x, y, content, { style: LEGIBLE, ...attributes });
   const title = (x, y, content) => text(x, y, content, BOLD);
@@ -181,14 +172,14 @@ fwlab.figure("chunks", (figure) => {
     for (let j = 0; j <= columns; j++) d += `M${x + j * width} ${y}v${rows * height}`;
     return lines(d, { "stroke-opacity": 0.35, "stroke-width": 0.5 });
   };
-  // Narrow cells have no room for the zero of -0.5.
-  const numbers = (rows, x, y, width, height) =>
+  // The cells have no room for the zero of -0.5.
+  const cells = (rows, x, y, width, height) =>
     rows.flatMap((row, i) =>
       row.map((value, j) =>
         text(
           x + (j + 0.5) * width,
           y + (i + 0.5) * height,
-          fwlab.number(value, 1).replace(width < ACROSS ? /\b0\./ : ".", "."),
+          fwlab.number(value, 1).replace(width < 36 ? /\b0\./ : ".", "."),
           { class: "fw-cell-text", style: LEGIBLE },
         ),
       ),
@@ -316,7 +307,7 @@ fwlab.figure("chunks", (figure) => {
       const x = i * LANE_WIDTH + 1;
       const output = row.map((number) => [number]);
       if (i < there)
-        elements.push(...numbers(output, x, top, LANE_WIDTH, LANE_HEIGHT));
+        elements.push(...cells(output, x, top, LANE_WIDTH, LANE_HEIGHT));
       else
         elements.push(
           small(x + LANE_WIDTH / 2, top + LANE_HEIGHT, i + 1, { ...CENTRED, ...MIDDLE }),
@@ -373,7 +364,7 @@ fwlab.figure("chunks", (figure) => {
           grid(T, D, x, TOP, WIDE, CELL),
           text(x + WIDE, TOP - 8, `${name} (${TAGS[name]})`, { ...CENTRED, ...BOLD }),
           ...there.flatMap((c) =>
-            numbers(shown.chunks[c][name], x, TOP + c * C * CELL, WIDE, CELL),
+            cells(shown.chunks[c][name], x, TOP + c * C * CELL, WIDE, CELL),
           ),
         ];
         // What this stage has just made.
@@ -390,37 +381,25 @@ fwlab.figure("chunks", (figure) => {
       },
     );
 
-  const memories = (now, name, y, there, states, marked) => {
-    const n = T / C;
-    const elements = [];
-    const stride = 81;
-    for (let c = 0; c <= n; c++) {
-      const x = c * stride;
-      const all = group({ "data-state": c });
-      if (marked.includes(c))
-        all.append(box(x, y, 2 * ACROSS, 2 * DOWN, name === "W" ? STATE : GRADIENT));
-      all.append(grid(2, 2, x, y, ACROSS, DOWN));
-      if (there.includes(c)) all.append(...numbers(states[c], x, y, ACROSS, DOWN));
-      const fate =
-        name === "W" && there.includes(c) ? (c < n ? " kept" : " returned") : "";
-      all.append(
-        small(x + ACROSS, y + 2 * DOWN + 14, `${name}${subscript(c)}${fate}`, CENTRED),
-      );
-      elements.push(all);
-    }
-    return part(`states ${name}`, elements);
-  };
-
-  const blockOf = (name, x, matrix, there) => {
-    const across = Math.min(44, 192 / C); // two blocks stand side by side
-    const elements = [grid(C, C, x, BLOCKS, across, DOWN)];
-    if (there)
-      matrix.forEach((row, i) =>
-        elements.push(
-          ...numbers([row.slice(0, i + 1)], x, BLOCKS + i * DOWN, across, DOWN),
-        ),
-      );
-    return part(name, elements);
+  // The numbers of each chunk, in tables.
+  const smallMatrix = (title, rows, there, marked = false) => html`<table
+    class=${`fw-numbers fw-mini${marked ? " fw-marked" : ""}`}><caption>${title}</caption><tbody>${rows.map(
+      (row) => html`<tr>${row.map((x) => html`<td>${there && !Number.isNaN(x) ? fwlab.number(x, 1) : ""}</td>`)}</tr>`,
+    )}</tbody></table>`;
+  const memories = (name, there, states, marked) => html`<div class="fw-row" data-part=${`states ${name}`}>${states.map(
+    (W, c) => {
+      const held = name === "W" && there.includes(c);
+      const fate = held ? (c < T / C ? " kept" : " returned") : "";
+      return smallMatrix(`${name}${subscript(c)}${fate}`, W, there.includes(c), marked.includes(c));
+    },
+  )}</div>`;
+  const numbersOf = (now, marked, markedGradients) => {
+    const { X, P } = shown.chunks[now.chunk];
+    const lower = (rows) => rows.map((row, i) => row.map((x, j) => (j <= i ? x : NaN)));
+    return html`<strong>State W between the chunks (d3)</strong>${memories("W", now.states, shown.states, marked)}
+      <strong>Its gradient dW, from right to left (d6)</strong>${memories("dW", now.dW, shown.gradients, markedGradients)}
+      <div class="fw-row">${smallMatrix(`(I + A)⁻¹ of chunk ${now.chunk + 1}`, lower(X), now.inverses)}
+        ${smallMatrix(`tril(QKᵀ) of chunk ${now.chunk + 1}`, lower(P), now.P)}</div>`;
   };
 
   // --- Words ---------------------------------------------------------------
@@ -492,70 +471,30 @@ fwlab.figure("chunks", (figure) => {
 
   // --- Account -------------------------------------------------------------
   const whole = (x) => Math.round(x).toLocaleString("en");
-  const table = fwlab.html("table", {
-    class: "fw-account",
-    style:
-      "border-collapse: collapse; font-size: 0.65rem; max-width: 30rem; width: 100%",
-  });
-  const caption = fwlab.html("caption", {
-    style: "text-align: left; padding-bottom: 0.2rem",
-  });
-  const cell = (kind, content, attributes = {}) =>
-    fwlab.html(
-      kind,
-      {
-        style:
-          `text-align: ${attributes.scope === "row" ? "left" : "right"}; padding: 0.15rem 0.3rem; ` +
-          "border-top: 1px solid var(--md-default-fg-color--lightest)",
-        ...attributes,
-      },
-      content,
-    );
-  const showAccount = () => {
+  const accountTable = () => {
     const here = count(T, D, C);
-    caption.textContent =
-      `T = ${T}, d = ${D}: scalars kept for the backward pass besides the ${here.inputs} ` +
-      "inputs, multiplications forward, and steps that wait for the previous one";
-    const names = {
-      naive: "step by step",
-      full: "full triangle",
-      chunked: `chunks of ${C}`,
-    };
-    table.replaceChildren(
-      caption,
-      fwlab.html(
-        "tr",
-        {},
-        fwlab.html("td", {}),
-        ...["kept", "multiplications", "in order"].map((name) =>
-          cell("th", name, { scope: "col" }),
-        ),
-      ),
-      ...Object.entries(names).map(([key, name]) =>
-        fwlab.html(
-          "tr",
-          { "data-account": key },
-          cell("th", name, { scope: "row" }),
-          ...["kept", "multiplications", "order"].map((what) =>
-            cell("td", whole(here[key][what])),
-          ),
-        ),
-      ),
-    );
+    const ways = { naive: "step by step", full: "full triangle", chunked: `chunks of ${C}` };
+    const row = ([way, name]) => html`<tr data-account=${way}><th scope="row">${name}</th>${[
+      "kept", "multiplications", "order",
+    ].map((what) => html`<td>${whole(here[way][what])}</td>`)}</tr>`;
+    return html`<table class="fw-answers fw-losses fw-account"><caption>T = ${T}, d = ${D}: scalars kept for the backward pass
+      besides the ${here.inputs} inputs, multiplications forward, and steps that wait for the previous one</caption>
+      <thead><tr><th></th>${["kept", "multiplications", "in order"].map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
+      <tbody>${Object.entries(ways).map(row)}</tbody></table>`;
   };
 
+  const numbers = fwlab.html("div", { class: "fw-tables" });
   const inside = fwlab.html(
     "details",
     { class: "fw-inside" },
     fwlab.html("summary", {}, "Inside the chunks, and the backward pass"),
-    fwlab.html("div", {}, pairs, blocks, table),
+    fwlab.html("div", {}, pairs, numbers),
   );
 
   // --- Showing -------------------------------------------------------------
   const update = () => {
     const now = view();
     const { name, chunk } = now;
-    const one = shown.chunks[chunk];
     const kept = shown.chunks.map((_, c) => c);
     const marked =
       { errors: [chunk], state: [chunk + 1], inverse: [], backward: [] }[name] ?? kept;
@@ -571,17 +510,7 @@ fwlab.figure("chunks", (figure) => {
       triangle(now),
       ...rows(now),
     );
-    blocks.setAttribute("viewBox", `0 0 400 ${BLOCKS + C * DOWN + 2}`);
-    blocksDrawing.replaceChildren(
-      title(0, 14, "State W between the chunks (d3)"),
-      memories(now, "W", 22, now.states, shown.states, marked),
-      title(0, 102, "Its gradient dW, from right to left (d6)"),
-      memories(now, "dW", 110, now.dW, shown.gradients, markedGradients),
-      title(0, BLOCKS - 8, `(I + A)⁻¹ of chunk ${chunk + 1}`),
-      blockOf("inverse", 0, one.X, now.inverses),
-      title(204, BLOCKS - 8, `tril(QKᵀ) of chunk ${chunk + 1}`),
-      blockOf("reads", 204, one.P, now.P),
-    );
+    render(html`${numbersOf(now, marked, markedGradients)}${accountTable()}`, numbers);
     const words = sentence(stages[at]);
     drawing.setAttribute("aria-label", `Tick ${at} of ${stages.length - 1}. ${words}`);
     position.querySelector("input").max = last();
@@ -641,7 +570,6 @@ fwlab.figure("chunks", (figure) => {
       C = Number(value);
       ({ stages, arrival } = stagesOf(C));
       shown = sizes[C];
-      showAccount();
       go(0);
     },
   );
@@ -651,7 +579,6 @@ fwlab.figure("chunks", (figure) => {
   );
   figure.root.append(inside);
   inside.addEventListener("toggle", () => (at > last() ? go(last()) : update()));
-  showAccount();
   update();
   player.whenSeen(picture);
 

@@ -8,6 +8,7 @@ each step of a figure that has steps. With the picture comes how high the figure
 on a phone, with its controls. Run it after a change to a figure; a test compares.
 """
 
+import re
 import sys
 from html import escape
 from pathlib import Path
@@ -42,11 +43,11 @@ STILL = """async (name) => {
 
 
 def names() -> list[str]:
-    """The figures: a script is one if it calls `fwlab.figure`."""
+    """The figures: a script is one if it calls `figure` with its name."""
     return [
         path.stem
         for path in sorted(FIGURES.glob("*.js"))
-        if f'fwlab.figure("{path.stem}"' in path.read_text("utf-8")
+        if re.search(rf'\bfigure\("{path.stem}"', path.read_text("utf-8"))
     ]
 
 
