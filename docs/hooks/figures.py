@@ -49,6 +49,12 @@ ELSEWHERE = {
         "Scroll, and a matrix of four numbers learns where people are, mixes them "
         "up, and is corrected: from the outer product to a chunk.",
     ),
+    "ten": (
+        "rules.md",
+        "Ten rules on one text",
+        "Eight tokens, ten memories side by side: move through the text, and see "
+        "after which token each rule reads something wrong.",
+    ),
     "biases": (
         "figures/aft.md",
         "Biases of AFT",

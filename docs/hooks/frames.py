@@ -188,6 +188,69 @@ def ladder() -> dict:
     return {"keys": [*LADDER_KEYS], "tokens": tokens, "wanted": wanted, "runs": runs}
 
 
+# Ten rules on the tokens of the ladder
+
+
+def _told(operation: str, steps: list, decay: tuple, n: int) -> dict:
+    """The gates of a rule at a token: what the token wants, as far as papers allow.
+
+    - `steps`, `decay`: as in `TOKENS`; `n`: tokens since the topic began.
+    """
+    (k, v, erase), *second = steps
+    k, v, one, columns = _exact(k), _exact(v), _exact(1.0), _exact(decay)
+    told = {"q": k, "k": k, "v": v, "beta": one, "ask": min(erase, 1) * one}
+    told |= {"erase": min(erase, 1) * torch.ones_like(k), "write": torch.ones_like(v)}
+    told["log_decay"] = columns.log() if operation in BY_COLUMN else min(decay) * one
+    if operation not in BY_COLUMN:
+        told["log_decay"] = told["log_decay"].log()
+    if operation == "gated_rule":
+        told["beta"] = one / n  # the mean of all tokens
+    if operation == "implicit_delta_rule":
+        told["beta"] = 1e9 * one  # a step of 1 - 1e-9
+    if operation == "rwkv7_rule":
+        told |= {"a": -k, "b": min(erase, 1) * k}
+        told["log_decay"] = columns.clamp(min=0.545).log()
+    if operation == "delta_product":
+        k2, v2, erase2 = second[0] if second else _put("A", (0, 0), 0)
+        told |= {"k": torch.stack([k, _exact(k2)]), "v": torch.stack([v, _exact(v2)])}
+        told["beta"] = _exact([max(1, erase), erase2])
+    return told
+
+
+#: Rules that fade each column on its own.
+BY_COLUMN = ("kimi_delta_rule", "gated_delta_rule_2", "rwkv7_rule")
+
+
+def ten() -> dict:
+    """By rule and token: the memory, and what the keys read."""
+    keys = _exact([*LADDER_KEYS.values()])
+    wanted = ladder()["wanted"]
+    rules = json.loads((ROOT / "docs/figures/rules.json").read_text("utf-8"))
+    for each in rules:
+        operation = each["operation"]
+        rule, W, n, each["tokens"] = ops.TABLE[operation].rule, None, 0, []
+        options = {"normalize": False} if rule.normalized_loop else {}
+        names = set(rule.tensors.names)
+        if operation in ("sum_rule", "gated_rule"):
+            names.remove("log_decay")  # neither has one
+        for (*_, steps, decay, _), right in zip(TOKENS, wanted, strict=True):
+            n = 1 if min(decay) < 1 else n + 1
+            told = _told(operation, steps, decay, n)
+            # One sequence of one token, and one head, behind the steps of a token.
+            given = {name: told[name][None, None] for name in names}
+            for name, dims in rule.tensors.names.items():
+                if name in given:
+                    given[name] = given[name].unsqueeze(3 if "steps" in dims else 2)
+            _, W = ops.TABLE[operation](
+                **given, **options, state=W, return_state=True, implementation="naive"
+            )
+            reads = _plain(keys @ W[0, 0].mT)
+            near = [math.dist(*pair) < 0.5 for pair in zip(reads, right, strict=True)]
+            each["tokens"].append({"W": _plain(W[0, 0]), "reads": reads, "right": near})
+    tokens = [says for _, says, *_ in TOKENS]
+    return {"keys": [*LADDER_KEYS], "tokens": tokens, "wanted": wanted, "rules": rules}
+
+
 # Trained memories, for the figure of capacity
 
 
@@ -209,4 +272,4 @@ def capacity() -> dict:
     }
 
 
-DATA = {f.__name__: f for f in (puzzles, chunks, ladder, capacity)}
+DATA = {f.__name__: f for f in (puzzles, chunks, ladder, ten, capacity)}

@@ -19,6 +19,7 @@ from playwright.sync_api import Page, sync_playwright
 FIGURES = Path(__file__).resolve().parents[1] / "figures"
 #: The page of a figure without a page of its own.
 PAGES = {
+    "ten": "rules.html",
     "biases": "figures/aft.html",
     "essay": "memory_essay.html",
     "live": "index.html",

@@ -359,3 +359,87 @@ def test_export_web(tmp_path):
     checkpoint = training.Checkpoint(made, characters, config, 0, {}, [], "")
     with pytest.raises(training.CheckpointError, match=re.escape("got softmax")):
         export_web(tmp_path / "other.safetensors", checkpoint)
+
+
+# Write a rule
+
+HEAD = "def step(W, k, v, beta):\n    "
+
+
+def judged(figure, body):
+    """Write a rule, and return the share of keys that it is said to read rightly."""
+    figure.css("textarea").fill(HEAD + "return W")  # nothing is read
+    figure.until_it_says("Yours: 0")
+    figure.css("textarea").fill(HEAD + body)
+    figure.until("words().startsWith('Yours: ') && !words().startsWith('Yours: 0')")
+    return int(re.search(r"\d+", figure.words())[0])
+
+
+def test_a_rule_is_judged_while_it_is_written(fresh):
+    figure = fresh("write", motion="reduce")
+    kept = judged(figure, "return W + outer(v, k)")
+    assert judged(figure, "return W + beta * outer(v - W @ k, k)") > kept + 5
+    panel = figure.role("group", name="Yours")
+    assert panel.locator(".fw-panel-score").inner_text().startswith("87")
+    assert "wrong: key" in panel.inner_text()
+    # What fails, on the fewest pairs that do.
+    assert re.search(r"With \d pairs key \d reads .*, not ", figure.words())
+    # A rule that leaves the room of numbers, and one that is none.
+    figure.css("textarea").fill(HEAD + "return 1e99 * W + outer(v, k)")
+    figure.until_it_says("W grows without bound: after token 5 ")
+    figure.css("textarea").fill(HEAD + "return W + kk")
+    figure.until_it_says("line 2: no name kk; there are W, k, v, beta")
+    assert figure.css("textarea").get_attribute("aria-invalid") == "true"
+
+
+def test_the_address_holds_the_rule(fresh, look):
+    figure = fresh("write", motion="reduce")
+    figure.css("textarea").fill(f"{HEAD}return 0.5 * W  # ü & +")
+    figure.slider("Pairs").fill("7")
+    figure.role("radio", name="Forget: the topic changes").check()
+    url = figure.tab.url
+    assert "#rule=def+step" in url and "pairs=7" in url and "task=forget" in url
+    figure.tab.goto("about:blank")
+    figure.tab.goto(url)
+    assert figure.css("textarea").input_value().endswith("0.5 * W  # ü & +")
+    assert figure.slider("Pairs").input_value() == "7"
+    assert figure.slider("Token").input_value() == "14"
+    figure.tab.goto("about:blank")  # the next test begins without it
+
+
+def test_pictures_follow_the_token_and_the_rule(fresh):
+    figure = fresh("write", motion="reduce")
+    image = "all('canvas')[0].toDataURL()"
+    last = figure.ask(image)
+    figure.slider("Token").fill("3")
+    figure.until("root.innerText.includes('Token 3 of 15: key 3 gets value 3.')")
+    assert figure.ask(image) != last
+    figure.slider("Token").fill("15")
+    assert figure.ask(image) == last
+    figure.role("radio", name="W", exact=True).check()
+    assert figure.ask(image) != last
+    figure.role("button", name="Edit the text of: RWKV-7").click()
+    assert "maximum(alphas, 0.545)" in figure.css("textarea").input_value()
+    assert figure.css("textarea").evaluate("e => e === document.activeElement")
+
+
+def test_a_new_line_begins_below_the_last(fresh):
+    figure = fresh("write", motion="reduce")
+    text = figure.css("textarea")
+    text.fill("def step(W):")
+    text.press("End")
+    figure.tab.keyboard.type("\nx = 2\nreturn W")
+    assert text.input_value() == "def step(W):\n    x = 2\n    return W"
+
+
+# Ten rules
+
+
+def test_ten_rules_fail_where_the_page_says(fresh):
+    """By fwlab's own numbers; which rule can what is known from the papers."""
+    figure = fresh("ten", motion="reduce")
+    figure.slider("Token").fill("8")
+    said = figure.css(".fw-panel-reads").all_inner_texts()
+    assert [int(words[-1]) for words in said] == [4, 2, 5, 5, 6, 7, 5, 5, 5, 5]
+    figure.slider("Token").fill("1")
+    assert "All ten rules are right." in figure.words()

@@ -23,6 +23,11 @@ SILENT = {
     "memory": ("Key", "New key"),
     "puzzles": ("a", "b", "copy", "Hint"),
     "shakespeare": ("only what",),
+    # What comes after the first, a text that is no rule, cannot be judged.
+    "write": (
+        *("Pairs", "Width", "Strength", "Length", "β", "Token", "Edit"),
+        *("Replace", "Forget", "Track", "what each", "W"),
+    ),
 }
 #: Figures that run a model, and the weights that they fetch at first.
 MODELS = {
