@@ -2,7 +2,7 @@
 
 Every rule, and every other operation, has a page with its versions side by side, found
 by the forms of `fwlab.ops`. They share the rows of a grid: each function of the
-specification begins one, and what computes the same equations stands in that row.
+specification begins one, and what computes the same equations is in that row.
 A file with formulas that no such page shows has a page of its own, with notes beside
 its code.
 """
