@@ -1,6 +1,6 @@
 """Save the figure of ten rules as one animated picture, for README and previews.
 
-    python docs/tools/film.py SITE
+    python docs/tools/film.py [SITE]
 
 moves the slider of the built page through all tokens, and writes
 docs/images/ten-rules.gif.
@@ -21,8 +21,9 @@ TOKEN, LAST = 1800, 4000
 
 def main() -> None:
     path = chromium() or sys.exit("there is no Chromium here")
+    site = Path(sys.argv[1] if len(sys.argv) > 1 else "site").resolve()
     pictures = []
-    with served(Path(sys.argv[1]).resolve()) as base, sync_playwright() as playwright:
+    with served(site) as base, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=OPTIONS)
         tab = browser.new_page(viewport={"width": 1280, "height": 900})
         tab.goto(f"{base}rules.html")
