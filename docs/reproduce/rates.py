@@ -148,12 +148,13 @@ def draw(points: Points) -> Figure:
         at = [(i, own.index(mixer)) for i, own in enumerate(places) if mixer in own]
         color, alpha = LOOKS.get(mixer, INK), 1 if mixer in LOOKS else 0.4
         ax.plot(*zip(*at, strict=True), "o-", color=color, alpha=alpha, markersize=4)
-    ax.set_xticks(range(len(columns)), [*(f"{lr:g}" for lr in rates), "each its best"])
+    ax.set_xticks(range(len(columns)), [*(f"{lr:g}" for lr in rates), "best"])
     ax.set_xlabel("learning rate")
     ax.invert_yaxis()
     right = ax.secondary_yaxis("right")
-    for axis, end in ((ax, 0), (right, -1)):
-        labels = [f"{mixer} {columns[end][mixer]:.2f}" for mixer in places[end]]
+    first = [f"{columns[0][mixer]:.2f}" for mixer in places[0]]
+    last = [f"{columns[-1][mixer]:.2f} {mixer}" for mixer in places[-1]]
+    for axis, labels in ((ax, first), (right, last)):
         axis.set_yticks(range(len(labels)), labels)
     return figure
 

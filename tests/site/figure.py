@@ -16,8 +16,9 @@ from built import PATIENCE, asks, until
 from keep_figures import address as page_of
 from matplotlib.image import imread
 
-#: Their scripts listen to the whole window, also after their figure has gone.
-LISTEN = {"essay", "forgets"}
+#: Their scripts listen to the whole window, also after their figure has gone, or begin
+#: with what the address holds.
+LISTEN = {"essay", "forgets", "write"}
 #: What an expression about the `root` of a figure may use.
 SHORT = """
   const state = () => root.figure.state();

@@ -404,7 +404,6 @@ def test_the_address_holds_the_rule(fresh, look):
     assert figure.css("textarea").input_value().endswith("0.5 * W  # ü & +")
     assert figure.slider("Pairs").input_value() == "7"
     assert figure.slider("Token").input_value() == "14"
-    figure.tab.goto("about:blank")  # the next test begins without it
 
 
 def test_pictures_follow_the_token_and_the_rule(fresh):
