@@ -176,8 +176,8 @@ def test_ten_rules_are_those_of_fwlab():
 
 # --- Random rules -------------------------------------------------------------
 
-#: Expressions by what they are; a letter in braces stands for another expression: a
-#: (n)umber, a (k)ey, a (v)alue or a (m)atrix. The first is the simplest.
+#: Expressions by what they are; a letter in braces stands for another expression: n is
+#: a number, k a key, v a value and m a matrix. The first is the simplest.
 GRAMMAR = {
     "n": "beta;0.5;1e-1;sum({k});norm({v});norm({m});{k} @ {k};exp(-{n});{n} ** 2;"
     "-{n} ** 2;1 / (1 + {n} ** 2);sqrt(abs({n}));log(1 + abs({n}));2 ** -1;2 ** 3 ** 0.5;"

@@ -58,9 +58,9 @@ def points(quick: bool) -> list[Point]:
 
 
 def mixer(point: Point) -> Mixer:
-    if point["model"] == text.ALONE:
-        return text.CONVOLUTION
     if not (memory := point["memory"]):
+        if point["model"] == text.ALONE:
+            return text.CONVOLUTION
         normalize = bool(point["normalize"])
         return text.fast_weights(point["model"], point["map"], normalize)
 

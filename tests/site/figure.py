@@ -162,16 +162,17 @@ class Figure:
         self.until(f"words().includes({json.dumps(text)})")
 
     def starter(self):
-        """What fetches the model that it runs."""
-        if self.name == "live":  # the change that is one press away
+        """What fetches the model; at home, the change that is one press away."""
+        if self.name == "live":
             return self.css("button").first
         return self.role("button", name="Start the model")
 
     def start(self):
-        self.starter().click()
+        """Wait for the model that it runs; that of the home page comes at once."""
         if self.name == "live":
             self.until("state().answers !== null")
         else:
+            self.starter().click()
             self.text.wait_for()
 
 

@@ -79,9 +79,9 @@ QUERIES = {
     "dpfb": "notebooks/03_dpfp",
     "dpff": "notebooks/03_dpfp",
     "dfpf": "notebooks/03_dpfp",
-    "fast weigth": "notebooks/01_fast_weights",
+    "fast weigth": "notebooks/01_fast_weights",  # codespell:ignore
     "dleta rule": "notebooks/04_delta_rule",
-    "capcity": "figures/capacity",
+    "capcity": "figures/capacity",  # codespell:ignore
 }
 #: Asks the script of the search, outside a browser.
 ASK = """
@@ -175,7 +175,9 @@ def test_a_press_lands_where_enter_lands(look):
     pressed = tab.url
     assert asked_in(pressed) == "generate text"
     marks = {text.lower() for text in tab.locator("article mark").all_text_contents()}
-    assert marks and all(re.match("generat|text", mark) for mark in marks)
+    assert marks and all(
+        re.match("generat|text", mark) for mark in marks
+    )  # codespell:ignore
     assert tab.evaluate(asks.CUT) == []
     tab.go_back()
     search(tab, "generate text")
