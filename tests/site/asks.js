@@ -533,3 +533,31 @@ const CUT = () => [...document.querySelectorAll("mark")]
   .filter(({ previousSibling, nextSibling }) =>
     /\w$/.test(previousSibling?.textContent ?? "") || /^\w/.test(nextSibling?.textContent ?? ""))
   .map((e) => e.parentElement.textContent);
+
+// What is on the page; of the table, sum, then delta.
+const LIVE = ({
+  state: state(), words: words(), marks: texts("tbody b"),
+  crossed: texts("s"), strong: texts("p strong"), scores: texts("thead strong"),
+  // Of each memory, the opacity of its pixels, row after row.
+  maps: all("canvas").map((canvas) => {
+    const { width, height } = canvas;
+    const copy = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
+    copy.drawImage(canvas, 0, 0);
+    const { data } = copy.getImageData(0, 0, width, height);
+    const opacities = Array.from(data).filter((_, i) => i % 4 === 3);
+    return Array.from({ length: height }, (_, i) => opacities.slice(i * width, (i + 1) * width));
+  }),
+});
+
+// How far its picture is pushed down when the figure begins.
+const PUSHED = (() => {
+  const [row] = all(".fw-controls");
+  const top = () => all(".fw-pair")[0].getBoundingClientRect().top;
+  const after = top();
+  root.classList.remove("fw-live");
+  row.style.display = "none";
+  const pushed = after - top();
+  root.classList.add("fw-live");
+  row.style.display = "";
+  return pushed;
+})();

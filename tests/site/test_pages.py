@@ -135,7 +135,8 @@ def test_first_screens_stay_where_they_are(browser, address, site):
 def test_a_wide_page_has_tables(look):
     tab = look("results/tables.html", width=1440)
     assert tab.locator("article table").count() > 5
-    assert tab.locator("[data-rows]").count() == 0
+    # Beside its contents, the widest has no room.
+    assert tab.locator("[data-rows]").count() <= 1
     # They are sorted by a column, up and down: here by tokens per second.
     table = tab.locator("article table").first
     for fast, sort in ((min, "ascending"), (max, "descending")):
