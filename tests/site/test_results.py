@@ -287,7 +287,11 @@ def test_hybrids_are_those_of_their_files(html):
 
 def no_memory() -> list[float]:
     """The losses of the control, by seed."""
-    own = [p for p in points("language-model") if (p["mixer"], p["size"]) == ("convolution", "nanogpt")]
+    own = [
+        p
+        for p in points("language-model")
+        if (p["mixer"], p["size"]) == ("convolution", "nanogpt")
+    ]
     assert [(p["size"], p["seed"]) for p in own] == [("nanogpt", n) for n in (1, 2, 3)]
     return [p["loss"] for p in own]
 
