@@ -181,7 +181,7 @@ figure("aft", {
     kept[step] ??= curves(step);
     return { ...run(step, large), values: VALUES, worst: kept[step] };
   },
-  view: ({ step }, { keys, exact, methods }) => html`<table class="fw-numbers fw-ways">
+  view: ({ step }, { keys, exact, methods }) => html`<table class="fw-numbers fw-forms">
     <caption>The sequence: keys, values, exact outputs</caption>
     <colgroup><col>${rows.map((t) => html`<col class=${t === TILE ? "fw-tile" : ""}>`)}</colgroup>
     <tbody><tr><th scope="row">step</th>${rows.map((t) => html`<th scope="col">${t + 1}</th>`)}</tr>

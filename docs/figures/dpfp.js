@@ -138,7 +138,7 @@ const overlaps = (found) => html`<table class="fw-numbers fw-named"><caption>Ove
     (x) => html`<td style="border-color: transparent">${number(x)}</td>`,
   )}</tr>`)}</tbody></table>`;
 // A block for each shift, a row for each key.
-const products = ({ nu }, { features, normalised }) => html`<table class="fw-numbers fw-ways">
+const products = ({ nu }, { features, normalised }) => html`<table class="fw-numbers fw-forms">
   <caption>${4 * nu} features φ = rᵢ rⱼ, and divided by their sum</caption>
   <tbody>${NOTES.slice(0, nu).map((words, s) => html`
     <tr><th colspan="5" scope="colgroup"><b>Shift ${s + 1}</b>: ${words}</th></tr>
