@@ -6,7 +6,8 @@
 //       return W + beta * outer(v - old, k)
 //
 // It is the part of Python that such a step needs, and means what it means with
-// PyTorch's tensors; what it does not know it refuses, with the line. Nothing of the
+// PyTorch's tensors, but that nothing changes in place: W += x is W = W + x. What it
+// does not know it refuses, with the line. Nothing of the
 // page or of JavaScript can be reached from it.
 
 /**
@@ -89,28 +90,28 @@ const product = (a, b) => {
   return value([...a.shape.slice(0, -1), ...b.shape.slice(1)], all);
 };
 
-/** @type {(...x: Value[]) => void} */
-const vectors = (...x) => {
+/** @type {(name: string, ...x: Value[]) => void} */
+const vectors = (name, ...x) => {
   for (const each of x)
-    if (each.shape.length !== 1) throw Error(`this takes vectors, not ${kind(each)}`);
+    if (each.shape.length !== 1) throw Error(`${name} takes vectors, not ${kind(each)}`);
 };
 const total = (x) => x.data.reduce((sum, a) => sum + a, 0);
 const outer = (a, b) => {
-  vectors(a, b);
+  vectors("outer", a, b);
   return product(value([a.data.length, 1], a.data), value([1, b.data.length], b.data));
 };
 const diagonal = (x) => {
-  vectors(x);
+  vectors("diag", x);
   const n = x.data.length;
   spend(n * n);
   return value([n, n], new Float64Array(n * n).map((_, i) => (i % (n + 1) ? 0 : x.data[i / (n + 1)])));
 };
-const compare = {
-  "<": pairs((a, b) => +(a < b), "<"),
-  ">": pairs((a, b) => +(a > b), ">"),
-  "<=": pairs((a, b) => +(a <= b), "<="),
-  ">=": pairs((a, b) => +(a >= b), ">="),
-};
+const COMPARISONS = new Map([
+  ["<", pairs((a, b) => +(a < b), "<")],
+  [">", pairs((a, b) => +(a > b), ">")],
+  ["<=", pairs((a, b) => +(a <= b), "<=")],
+  [">=", pairs((a, b) => +(a >= b), ">=")],
+]);
 /** Keep `x` where a condition is 1, and take `y` elsewhere. */
 const where = (condition, x, y) => {
   const like = pairs((a) => a, "and")(pairs((_, a) => a, "and")(condition, x), y);
@@ -151,9 +152,15 @@ const PRODUCTS = {
   "/": pairs((a, b) => a / b, "/"),
   "@": product,
 };
-const WORDS_OF_PYTHON = /^(and|as|def|del|for|from|if|in|is|lambda|not|or|pass|while|with)$/;
+const WORDS_OF_PYTHON =
+  /^(and|as|assert|async|await|break|class|continue|def|del|elif|else|except|finally|for|from|global|if|import|in|is|lambda|nonlocal|not|or|pass|raise|return|try|while|with|yield|True|False|None)$/;
 const power = pairs((a, b) => a ** b, "**");
 const list = (names) => [...names].join(", ");
+const strange = (word) => {
+  if (word === ".") return "there are no methods here, such as W.T";
+  if (word === "[") return "there are no parts here, such as k[0]";
+  return `did not expect ${word}`;
+};
 
 /** Read one expression. @returns {Expression} */
 const parse = (text, known, fail) => {
@@ -187,7 +194,7 @@ const parse = (text, known, fail) => {
   const sum = chain(SUMS, chain(PRODUCTS, signed));
   const condition = () => {
     const left = sum();
-    const f = compare[words[at]];
+    const f = COMPARISONS.get(words[at]);
     if (!f) return fail("where begins with a comparison, such as where(k > 0, k, 0)");
     at++;
     const right = sum();
@@ -216,7 +223,7 @@ const parse = (text, known, fail) => {
       const x = number(+word);
       return () => x;
     }
-    if (!NAME.test(word)) return fail(`did not expect ${word}`);
+    if (!NAME.test(word)) return fail(strange(word));
     if (take("(")) return call(word);
     if (!known.has(word)) fail(`no name ${word}; there are ${list(known)}`);
     return (scope) => scope[word];
@@ -228,8 +235,8 @@ const parse = (text, known, fail) => {
     if (error instanceof RangeError) fail("there are too many brackets");
     throw error;
   }
-  if (compare[words[at]]) fail(`${words[at]} is for where(k > 0, k, 0) alone`);
-  if (at < words.length) fail(`did not expect ${words[at]}`);
+  if (COMPARISONS.has(words[at])) fail(`${words[at]} is for where(k > 0, k, 0) alone`);
+  if (at < words.length) fail(strange(words[at]));
   return whole;
 };
 
@@ -254,11 +261,12 @@ export const compile = (text, inputs) => {
     .map((line, i) => ({ line: line.replace(/#.*/, "").trimEnd(), at: i + 1 }))
     .filter(({ line }) => line);
   const takes = HEAD.exec(head?.line ?? "")?.[1].match(/[^\s,]+/g);
-  if (!takes) fails(1)("begin with def step(W, k, v, beta):");
+  if (!takes) fails(1)("write def step(W, k, v, beta): and nothing else");
   for (const name of takes)
     if (!inputs.includes(name))
       fails(head.at)(`no input ${name}; there are ${list(inputs)}`);
   const known = new Set(takes);
+  if (known.size < takes.length) fails(head.at)("an input stands there twice");
   let ended = false;
   const steps = body.map(({ line, at }) => {
     const fail = fails(at);
@@ -267,6 +275,8 @@ export const compile = (text, inputs) => {
     const { result, name = "", sign, right } = LINE.exec(line)?.groups ?? {};
     if (result === undefined && !name) fail("write name = ... or return ...");
     if (WORDS_OF_PYTHON.test(name)) fail(`${name} is a word of Python, not a name`);
+    if (Object.hasOwn(FUNCTIONS, name)) fail(`${name} is a function; take another name`);
+    if (sign) parse(right, known, fail); // it is an expression by itself
     const run = parse(sign ? `${name} ${sign} (${right})` : (result ?? right), known, fail);
     ended = result !== undefined;
     known.add(name);

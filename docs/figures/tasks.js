@@ -10,8 +10,10 @@ import { number, value, vector } from "./blackboard.js";
  * @typedef {import("./blackboard.js").Value} Value
  * @typedef {{task: string, pairs: number, width: number, length: number,
  *   strength: number, two: boolean}} Setting
- * A token, and what each key should hold after it; -1 = it is not asked.
- * @typedef {{words: string, given: Record<string, Value>, want: number[]}} Token
+ * A token, what each key should hold after it (-1 = it is not asked), and how many
+ * values are known by then.
+ * @typedef {{words: string, given: Record<string, Value>, want: number[],
+ *   known: number}} Token
  * @typedef {{words: string, numbers: number[]}} Named
  * @typedef {{tokens: Token[], keys: Named[], values: Named[], width: number}} Draw
  */
@@ -64,10 +66,11 @@ export const draw = ({ task, pairs, width, length, strength, two }, seed) => {
   const token = (words, at, numbers, beta, alpha = 1) => {
     n = alpha < 1 ? 1 : n + 1;
     const own = { k: vector(at.map((x) => length * x)), v: vector(numbers), beta: number(beta) };
-    const again = task === "track" ? 0 : 1;
+    const again = task === "track" || alpha < 1 ? 0 : 1;
     drawn.tokens.push({
       words,
       want: [...want],
+      known: drawn.values.length,
       given: {
         ...own,
         ...{ alpha: number(alpha), alphas: all(width, alpha), c: number(1), n: number(n) },
@@ -158,7 +161,7 @@ export const wrong = (W, drawn, at = drawn.tokens.length) => {
   return drawn.tokens[at - 1].want
     .map((want, key) => {
       let [reads, most] = [-1, 1e-9];
-      for (const i of drawn.values.keys())
+      for (let i = 0; i < drawn.tokens[at - 1].known; i++)
         if (want >= 0 && data[i * columns + key] > most)
           [reads, most] = [i, data[i * columns + key]];
       return { key, want, reads };
@@ -178,7 +181,7 @@ export const share = (step, drawn) => {
 export const failure = (step, setting) => {
   const drawn = draw(setting, 0);
   const { W, diverged } = run(step, drawn);
-  if (diverged >= 0) return `W grows without bound`;
+  if (diverged >= 0) return "W is no longer finite";
   const [first] = wrong(W, drawn);
   if (!first) return "";
   const { key, want, reads } = first;

@@ -7,6 +7,13 @@ import { panels } from "./panels.js";
 import rules from "./rules.json";
 import * as tasks from "./tasks.js";
 
+/** What readers can set, also in the address. */
+const RANGES = {
+  pairs: { min: 2, max: 32, step: 1 },
+  width: { min: 4, max: 32, step: 1 },
+  strength: { min: 0.1, max: 1, step: 0.05 },
+  length: { min: 0.5, max: 2, step: 0.1 },
+};
 /** Draws behind a score. */
 const DRAWS = 20;
 const FIRST = rules.find(({ name }) => name === "delta").text;
@@ -15,11 +22,15 @@ const names = Object.keys(tasks.INPUTS);
 
 fwlab.figure("write", (figure) => {
   const address = new URLSearchParams(location.hash.slice(1));
+  const held = (name) => Number(address.get(name) || NaN);
   /** @type {import("./tasks.js").Setting} */
   const setting = { task: "replace", pairs: 10, width: 16, length: 1, strength: 0.9, two: false };
-  for (const [name, x] of address)
-    if (name === "task" ? Object.hasOwn(tasks.TASKS, x) : name in setting)
-      setting[name] = { string: x, boolean: x === "true", number: Number(x) }[typeof setting[name]];
+  if (Object.hasOwn(tasks.TASKS, address.get("task") ?? "")) setting.task = address.get("task");
+  setting.two = address.get("two") === "true";
+  for (const [name, { min, max, step }] of Object.entries(RANGES)) {
+    const near = Math.round(Math.min(max, Math.max(min, held(name))) / step) * step;
+    if (Number.isFinite(near)) setting[name] = Number(near.toFixed(2));
+  }
   let text = address.get("rule") ?? FIRST;
   let [draws, jobs, timer, at, picture] = [[], [], 0, 0, "reads"];
 
@@ -30,7 +41,7 @@ fwlab.figure("write", (figure) => {
   const says = html("p", { class: "fw-rule-says", id: "fw-rule-says" });
   area.addEventListener("input", () => changed(area.value));
   area.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.isComposing) return;
+    if (event.key !== "Enter" || event.isComposing || event.ctrlKey || event.metaKey) return;
     event.preventDefault(); // the next line begins below this one
     const line = area.value.slice(0, area.selectionStart).split("\n").at(-1);
     const inside = line.trimEnd().endsWith(":") ? "    " : "";
@@ -41,8 +52,8 @@ fwlab.figure("write", (figure) => {
     setting[name] = x;
     restart();
   };
-  const slider = (label, name, range, show) =>
-    fwlab.slider(label, { ...range, value: setting[name], show }, move(name));
+  const slider = (label, name, show) =>
+    fwlab.slider(label, { ...RANGES[name], value: setting[name], show }, move(name));
   const token = fwlab.slider("Token", { min: 0, max: 1, value: 0 }, (x) => show(x));
   const tokens = /** @type {HTMLInputElement} */ (token.querySelector("input"));
   const now = html("p", { class: "fw-now" });
@@ -56,10 +67,10 @@ fwlab.figure("write", (figure) => {
     html("div", { class: "fw-editor" }, html("div", {}, area, says), yours),
     fwlab.controls(
       fwlab.choice("Task", tasks.TASKS, setting.task, move("task")),
-      slider("Pairs", "pairs", { min: 2, max: 32, step: 1 }),
-      slider("Width", "width", { min: 4, max: 32, step: 1 }),
-      slider("Strength β", "strength", { min: 0.1, max: 1, step: 0.05 }, (x) => fwlab.number(x)),
-      slider("Length of keys", "length", { min: 0.5, max: 2, step: 0.1 }, (x) => fwlab.number(x, 1)),
+      slider("Pairs", "pairs"),
+      slider("Width", "width"),
+      slider("Strength β", "strength", (x) => fwlab.number(x)),
+      slider("Length of keys", "length", (x) => fwlab.number(x, 1)),
       fwlab.checkbox("β up to 2", setting.two, move("two")),
       fwlab.choice("Pictures", PICTURES, picture, (x) => {
         picture = x;
@@ -98,7 +109,7 @@ fwlab.figure("write", (figure) => {
     shown.score(name, mean, spread);
     if (name !== "yours") return;
     let sentence = `Yours: ${fwlab.percent(mean)} of the keys read what they should, ± ${Math.round(100 * spread)} from draw to draw (${DRAWS} draws).`;
-    if (diverged >= 0) sentence = `W grows without bound: after token ${diverged} it is no longer finite.`;
+    if (diverged >= 0) sentence = `After token ${diverged} W is no longer finite: it grows without bound, or something is divided by 0.`;
     for (let n = 2; mean < 1 && diverged < 0 && n <= setting.pairs; n++) {
       const fails = tasks.failure(step, { ...setting, pairs: n });
       if (fails) {

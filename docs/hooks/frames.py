@@ -192,7 +192,7 @@ def ladder() -> dict:
 
 
 def _told(operation: str, steps: list, decay: tuple, n: int) -> dict:
-    """The gates of a rule at a token: what the token wants, as far as papers allow.
+    """The gates of a rule at a token: what the token wants, as docs/rules.md says.
 
     - `steps`, `decay`: as in `TOKENS`; `n`: tokens since the topic began.
     """

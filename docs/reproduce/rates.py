@@ -19,7 +19,7 @@ from fwlab.plots import FAST, FEATURES, INK, OTHER, TRAINED, WRONG
 
 TITLE = "One learning rate for all, or one for each"
 SOURCE = "ours"
-COST = "quick: 5 min of one core; full: 4.5 hours"
+COST = "quick: 5 min of one core; full: 6 hours or more"
 
 #: The controls: no memory; attention that compares by distance; and both.
 ALONE, CONVOLVED, ROTARY = text.ALONE, text.CONVOLVED, "attention, rotary"

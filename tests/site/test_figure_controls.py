@@ -386,7 +386,7 @@ def test_a_rule_is_judged_while_it_is_written(fresh):
     assert re.search(r"With \d pairs key \d reads .*, not ", figure.words())
     # A rule that leaves the room of numbers, and one that is none.
     figure.css("textarea").fill(HEAD + "return 1e99 * W + outer(v, k)")
-    figure.until_it_says("W grows without bound: after token 5 ")
+    figure.until_it_says("After token 5 W is no longer finite")
     figure.css("textarea").fill(HEAD + "return W + kk")
     figure.until_it_says("line 2: no name kk; there are W, k, v, beta")
     assert figure.css("textarea").get_attribute("aria-invalid") == "true"
