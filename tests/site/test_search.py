@@ -171,7 +171,7 @@ def test_a_press_lands_where_enter_lands(look):
     assert len(shown) > 5
     assert [text for text in shown if len(text) > 600] == []
     tab.locator(".md-search-result__link").first.click()
-    tab.locator("article mark").first.wait_for()
+    tab.locator("article mark:visible").first.wait_for()
     pressed = tab.url
     assert asked_in(pressed) == "generate text"
     marks = {text.lower() for text in tab.locator("article mark").all_text_contents()}
@@ -180,7 +180,7 @@ def test_a_press_lands_where_enter_lands(look):
     tab.go_back()
     search(tab, "generate text")
     tab.keyboard.press("Enter")
-    tab.locator("article mark").first.wait_for()
+    tab.locator("article mark:visible").first.wait_for()
     assert urlsplit(tab.url).path == urlsplit(pressed).path
     assert urlsplit(tab.url).fragment == urlsplit(pressed).fragment != ""
 

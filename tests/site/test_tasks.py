@@ -41,7 +41,7 @@ TASKS = {
     "read the delta rule beside its equations": (
         "index.html",
         ["Read the code"],
-        ("annotated/delta.html", "Naive: the specification"),
+        ("annotated/delta.html", "Naive: The delta rule"),
     ),
     "look up a symbol": (
         "annotated/delta.html",
