@@ -21,7 +21,7 @@ ifdef PROCESSOR
 export FWLAB_PROCESSOR = $(PROCESSOR)
 endif
 
-.PHONY: site serve test test-all $(GROUPS) mutants notebooks address figures screenshots bench reproduce lint clean
+.PHONY: site serve test test-all $(GROUPS) mutants notebooks figures screenshots bench reproduce lint clean
 
 site: $(READY)
 	$(BIN)/python docs/tools/npm.py
@@ -65,14 +65,9 @@ mutants: $(READY)
 notebooks: $(READY)
 	$(BIN)/python docs/tools/run_notebooks.py
 
-# make address URL=... [SITE=...]; URL= alone takes the address out. Neither is
-# taken from the environment, where others may have set it.
-address:
-	$(if $(filter command,$(origin URL)),,$(error say make address URL=... or, to take the address out, URL=))
-	$(PYTHON) docs/tools/address.py "$(URL)" --site "$(if $(filter command,$(origin SITE)),$(SITE))"
-
 figures: site
 	$(BIN)/python docs/tools/keep_figures.py
+	$(BIN)/python docs/tools/film.py
 
 screenshots: site
 	$(BIN)/python docs/tools/screenshots.py
@@ -92,7 +87,6 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	git ls-files -z | xargs -0 $(BIN)/codespell
-	$(BIN)/python docs/tools/prose.py
 	$(BIN)/python docs/tools/scripts.py
 
 clean:

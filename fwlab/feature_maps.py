@@ -179,7 +179,7 @@ def _extreme(total: Tensor) -> bool:
 
 
 def _power(x: Tensor) -> Tensor:
-    """The power of two that `unit_range` divides by, `[..., 1]`."""
+    """Return the power of two that `unit_range` divides by, `[..., 1]`."""
     if x.shape[-1] == 0:
         return x.new_ones(*x.shape[:-1], 1)
     top = x.detach().abs().amax(-1, keepdim=True)
@@ -316,7 +316,7 @@ class FeatureMap(nn.Module):
         raise NotImplementedError
 
     def width(self, d: int) -> int:
-        """Number of features of a key.
+        """Return the number of features of a key.
 
         - `d`: width of the key, at least 1.
         - Returns the width of the output of `forward`.
@@ -541,7 +541,7 @@ class RandomFeatures(FeatureMap):
         self.omega.copy_(draw)
 
     def width(self, d: int) -> int:
-        """Number of features of a key: two per direction.
+        """Return the number of features of a key: two per direction.
 
         - `d`: width of the key; must equal that of the directions.
         - Returns `2 * directions`.

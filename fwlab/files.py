@@ -53,7 +53,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def destination(path: Path) -> Path:
-    """The file that writing to `path` replaces or makes, behind all links.
+    """Return the file that writing to `path` replaces or makes, behind all links.
 
     Its folder is made. A command that takes minutes asks at its start.
 

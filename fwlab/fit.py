@@ -35,7 +35,7 @@ def one_cycle(
 
 
 class Fit(NamedTuple):
-    """How a training went.
+    """The result of a training.
 
     - `steps`: number of optimiser steps.
     - `curve`: pairs of a step and what was evaluated then; without `evaluate`, at

@@ -101,7 +101,7 @@ def unpatch() -> None:
 
 @functools.cache
 def _hooks() -> tuple[tuple[ModuleType, str], ...]:
-    """The functions to replace: their modules and names."""
+    """List the functions to replace by module and name."""
     hooks: list[tuple[ModuleType, str]] = []
     for family in FAMILIES:
         package = f"transformers.models.{family}"
@@ -123,7 +123,7 @@ def _hooks() -> tuple[tuple[ModuleType, str], ...]:
 
 
 def _called(module: ModuleType) -> set[str]:
-    """The names that the `forward` of a layer in a module looks up."""
+    """Return the names that the `forward` of a layer in a module looks up."""
     forwards = [
         vars(x).get("forward") for x in vars(module).values() if isinstance(x, type)
     ]
@@ -146,7 +146,7 @@ def _compute(
     cu_seq_lens_q: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """A rule with the arguments and results of their functions.
+    """Return a rule with the arguments and results of their functions.
 
     As theirs, it drops what a model passes on to all its layers. A state of theirs is
     `[batch, heads, key, value]`, the transpose of ours.
@@ -247,7 +247,7 @@ class FwlabConfig(PreTrainedConfig):
             )
 
     def language_model(self) -> LanguageModel:
-        """A new model.
+        """Make a new model.
 
         - Returns a `LanguageModel` with these arguments.
         """
@@ -273,7 +273,7 @@ class FwlabCache:
         self.length = 0
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Number of tokens so far."""
+        """Return the number of tokens so far."""
         return self.length
 
     def reset(self) -> None:
@@ -330,7 +330,7 @@ class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
                     getattr(part, table).copy_(getattr(new.get_submodule(name), table))
 
     def get_input_embeddings(self) -> Any:
-        """The embeddings.
+        """Return the embeddings.
 
         - Returns a module, tied to the logits unless the model is not `tied`.
         """
@@ -345,7 +345,7 @@ class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
         self.language_model.vocab_size = len(value.weight)  # type: ignore[arg-type]
 
     def get_output_embeddings(self) -> Any:
-        """The layer that computes the logits.
+        """Return the layer that computes the logits.
 
         - Returns a module; in a tied model, the embeddings, whose weights these are.
         """
@@ -478,7 +478,7 @@ def _check_inputs(
     kwargs: dict[str, Any],
     known: set[str],
 ) -> Tensor | None:
-    """The mask of these tokens, if there is padding among them; raises for the others."""
+    """Return the mask of these tokens, if any is padding; refuse other arguments."""
     asked = {name for name, x in kwargs.items() if not (x is None or x is False)}
     if unknown := asked - known:
         raise TypeError(
@@ -507,7 +507,7 @@ def _check_inputs(
 def _borders(
     input_ids: Tensor, mask: Tensor | None, cache: Any, position_ids: Tensor
 ) -> Tensor | None:
-    """The borders of packed documents, at whose starts positions begin again.
+    """Return the borders of packed documents, at whose starts positions begin again.
 
     None for a single document. Raises `ValueError` for positions that the model does
     not count itself.
@@ -538,7 +538,7 @@ MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["fwlab"] = FwlabForCausalLM.__name__
 
 
 def from_run(path: str | Path) -> tuple[FwlabForCausalLM, PreTrainedTokenizerFast]:
-    """A run of `fwlab train` as a model of transformers, with its tokenizer.
+    """Return a run of `fwlab train` as a model of transformers, with its tokenizer.
 
     - `path`: as for `fwlab.training.load`.
     - Returns both, on the CPU. `save_pretrained` of each into one folder makes a folder

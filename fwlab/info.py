@@ -36,7 +36,7 @@ def _waiting() -> str:
 
 
 def _assembler() -> str:
-    """The ptxas that Triton uses here, where it is, and why not."""
+    """Return the ptxas that Triton uses here, where it is, and why not."""
     if (triton := version("triton")) is None:
         return "not installed"
     try:
@@ -52,7 +52,7 @@ def _assembler() -> str:
 
 
 def _usable(op: str) -> str:
-    """The implementations that run here, and why a kernel does not."""
+    """Return the implementations that run here, and why a kernel does not."""
     names, forms = ", ".join(ops.implementations(op)), ops.TABLE[op].forms
     kernel = forms.get("triton")
     if reason := kernel and kernel.why_not():

@@ -1,4 +1,4 @@
-"""What a trained model does with its fast weights while it reads a text.
+"""Show how a trained model uses its fast weights while it reads a text.
 
 For each layer and head: write strength, decay, half-life and norm of the memory, and
 how long it keeps what it wrote at a name that comes again.
@@ -192,7 +192,7 @@ class Reading(NamedTuple):
     total: int
 
     def at(self, character: int) -> int | None:
-        """The place of the token that has a character; None = no token has it."""
+        """Return the place of the token with a character; None = no token has it."""
         spans = enumerate(self.spans)
         return next((i for i, (a, b) in spans if a <= character < b), None)
 
@@ -225,7 +225,7 @@ def read(source: Path, text: str, limit: int) -> Reading:
 
 
 def occurrences(reading: Reading, name: str | None) -> tuple[str | None, list[int]]:
-    """A name, and the place of its last token wherever it is a word of its own.
+    """Return a name, and the place of its last token wherever it is a word of its own.
 
     Without a name: the most frequent capitalised word of two letters or more that
     occurs twice, and nowhere in small letters. None if there is no such word;
@@ -351,7 +351,7 @@ def _labels(reading: Reading) -> dict[int, str]:
 
 
 def _half_lives(ax: Any, layers: Sequence[Layer]) -> None:
-    """A mark for each head, and a line from its fastest channel to its slowest."""
+    """Draw a mark for each head, and a line from its fastest channel to its slowest."""
     row = 0.5
     for layer in layers:
         for whole, each in zip(*layer.half_life(), strict=True):

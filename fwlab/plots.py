@@ -181,7 +181,7 @@ about that of a phone, so that letters keep their size there."""
 def panels(
     height: float, rows: int = 1, columns: int = 1, **options: Any
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of `WIDTH`, with its axes row by row.
+    """Return a figure of `WIDTH`, with its axes row by row.
 
     - `height`: height of the figure, in inches.
     - `rows`, `columns`: numbers of axes.
@@ -232,7 +232,7 @@ def marks(
 def medians(
     points: Iterable[Mapping[str, Any]], x: str, y: str, finite: bool = True
 ) -> dict[Any, float]:
-    """The median of `y` over seeds, for each `x` in order.
+    """Return the median of `y` over seeds, for each `x` in order.
 
     A seed that diverged has no `y`, and counts as infinite.
 

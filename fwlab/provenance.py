@@ -1,4 +1,4 @@
-"""Where a result comes from: what you need to reproduce it."""
+"""Record the origin of a result: all that is needed to reproduce it."""
 
 import datetime
 import importlib.metadata
@@ -31,7 +31,7 @@ def provenance(command: str) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit of the source tree, with "+changes" if files differ.
+    """Return the commit of the source tree, with "+changes" if files differ.
 
     "none" if fwlab does not run from a git checkout.
     """
@@ -61,7 +61,7 @@ def machine() -> str:
 
 
 def version(package: str) -> str | None:
-    """The version of a package; None = it is not installed."""
+    """Return the version of a package; None = not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -4,9 +4,8 @@ Even a name that looks like a placeholder may belong to somebody, so this
 file lists every owner that a text may link to.
 """
 
+import os
 import re
-
-from address import current
 
 #: GitHub gives nobody a name with two hyphens in a row.
 NOBODY = "no--body"
@@ -39,8 +38,7 @@ OWNER = re.compile(
 
 def strangers(text: str) -> set[str]:
     """Owners of pages on GitHub and GitLab that are not in the list."""
-    ours = {
-        "".join(found) for found in OWNER.findall(" ".join(vars(current()).values()))
-    }
+    own = f"{os.getenv('REPO_URL')} {os.getenv('SITE_URL')}"
+    ours = {"".join(names) for names in OWNER.findall(own)}
     found = {"".join(names) for names in OWNER.findall(text)}
     return found - KNOWN - {name.lower() for name in ours} - ours

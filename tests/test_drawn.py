@@ -18,6 +18,7 @@ from fwlab.ops._rules import Inputs
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 sys.path.insert(0, str(DOCS / "hooks"))
 
+import annotated  # noqa: E402
 import rules  # noqa: E402
 
 CONTRIBUTE, RULES = (
@@ -26,13 +27,14 @@ CONTRIBUTE, RULES = (
 
 
 def test_the_way_is_the_one_that_runs():
-    line = re.compile(
-        r"^1\. `([^`]+)` \[([\w/.]+)\]\(annotated/source/([\w/]+)\.md\)", re.M
-    )
+    line = re.compile(r"^1\. `([^`]+)` [`\[]([\w/.]+)[`\]](?:\(([\w/#.]+)\))?", re.M)
     drawn = line.findall(test_house.INSIDE)
     assert [(name, f"fwlab/{file}") for name, file, _ in drawn] == frames.frames()
-    for _, file, page in drawn:
-        assert page == file.removesuffix(".py")
+    shown = {page.uri: page.files for page in annotated.PAGES.values()}
+    for _, file, link in drawn:
+        uri, _, version = link.partition("#")
+        if uri or annotated.page_of(f"fwlab/{file}"):
+            assert shown[uri][version] == f"fwlab/{file}"
 
 
 def test_every_room_is_drawn():

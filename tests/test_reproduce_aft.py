@@ -39,7 +39,7 @@ def test_models_are_equally_large_and_start_alike(T):
         model = aft.build(name, 18, T, 32, 2)
         parameters = dict(model.named_parameters())
         table = parameters.pop("positions.weight", None)
-        assert (table is None) is (name == aft.ROTARY)
+        assert (table is None) is (name in aft.WITHOUT_POSITIONS)
         sizes[name] = sum(p.numel() for p in parameters.values())
         assert 0.015 < model.blocks[0].mixer.to_q.weight.std() < 0.025
     assert max(sizes.values()) - min(sizes.values()) < 0.01 * max(sizes.values()), sizes

@@ -8,6 +8,7 @@ from statistics import fmean
 
 import length
 import pytest
+import rates
 import replacing
 import text
 import torch
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 
 from fwlab.data import corpus
 from fwlab.feature_maps import ELU1, sum_normalize
-from fwlab.layers import FastWeightAttention
+from fwlab.layers import FastWeightAttention, SoftmaxAttention
 from fwlab.models import MIXERS, LanguageModel
 from fwlab.training import Config, Trainer
 from fwlab.training.batches import in_rows
@@ -39,6 +40,7 @@ def small(mixer="delta", **changes):
         ("ablation", {"positions": 1, "normalize": 1}),
         ("language-model", {"mixer": "transformer-xl"}),
         ("length", {"mixer": "delta"}),
+        ("rates", {"mixer": "convolution + attention"}),
         ("replacing", {"layer": "delta without removal", "conv_size": 4}),
         ("state-size", {"model": "gated-delta"}),
         ("state-size", {"memory": 64}),
@@ -154,7 +156,7 @@ def test_models_have_equal_numbers_of_parameters():
         c = text.config(point, mixer)
         sizes = c.layers, c.heads, c.d_model, c.block, c.d_ff
         counts.append(LanguageModel(65, mixer, *sizes).num_parameters())
-    assert len(counts) == 15 and max(counts) < 1.03 * min(counts)
+    assert len(counts) == 17 and max(counts) < 1.03 * min(counts)
 
 
 @pytest.mark.parametrize("rule", ["sum", "delta", "gated", "gated-delta"])
@@ -164,6 +166,39 @@ def test_the_usual_map_is_that_of_the_mixer(rule):
         torch.manual_seed(1)
         logits.append(LanguageModel(20, mixer, 1, 2, 16)(tokens))
     assert torch.equal(*logits)
+
+
+@torch.no_grad()
+def test_attention_behind_the_convolution_goes_on_from_any_state():
+    layer, x = text.ConvolvedAttention(16, 2), torch.randn(2, 9, 16)
+    y, state = layer.prefill(x[:, :5])
+    parts = [y]
+    for t in range(5, 9):
+        y, state = layer.step(x[:, t], state)
+        parts.append(y[:, None])
+    assert torch.allclose(torch.cat(parts, 1), layer(x), atol=1e-6)
+    count = sum(part.numel() for part in (*state[0][:2], state[1]))
+    assert count == 2 * layer.state_size(9)
+    # Without the convolution it would be rotary attention.
+    layer.conv.forward = lambda x, before: (x, before)
+    plain = SoftmaxAttention(16, 2, rope=1.0)
+    plain.load_state_dict(layer.state_dict(), strict=False)
+    assert torch.allclose(layer(x), plain(x), atol=1e-6)
+
+
+def test_a_rate_is_chosen_by_one_half_and_scored_by_the_other():
+    run = small(steps=1)
+    text.train(run)
+    chosen_by, loss = rates.halves(run)
+    assert (chosen_by + loss) / 2 == pytest.approx(run.evaluate(), abs=0.01)
+    point = {"mixer": "sum", "size": "small", "seed": 1}
+    points = Points(
+        {**point, "lr": lr, "chosen_by": chosen, "loss": loss}
+        for lr, chosen, loss in ((1.0, 3, 1), (2.0, 2, 2), (3.0, None, 0))
+    )
+    assert rates.best(points) == {"sum": 2.0}
+    inside, *_ = rates.claims(points)
+    assert inside.holds and inside.found.startswith("2 (sum)")
 
 
 @torch.no_grad()

@@ -5,21 +5,30 @@ except fwlab, and no network. Behind the place in which fwlab has to be
 found, there are others that would not do.
 """
 
+import json
 import os
+import re
 import shutil
 import subprocess
+import sys
 import sysconfig
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
-from address import ROOT, SETUP, Address, with_cells
 
 import fwlab
 
+ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 WHEEL = f"fwlab-{fwlab.__version__}-py3-none-any.whl"
+#: All notebooks have the same one.
+(SETUP,) = (
+    "".join(cell["source"])
+    for cell in json.loads(NOTEBOOKS[0].read_text("utf-8"))["cells"]
+    if cell["id"] == "setup"
+)
 #: Nothing can be installed from there.
 NOWHERE = "/nowhere/fwlab.whl"
 #: Runs a cell as Jupyter does, and says where fwlab is then.
@@ -37,7 +46,8 @@ print(getattr(find_spec("fwlab"), "origin", None))
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     """What the site offers."""
-    import downloads  # beside the hooks, to which `address` knows the way
+    sys.path.append(str(ROOT / "docs" / "hooks"))
+    import downloads
 
     name, content = downloads.build()
     assert name == WHEEL
@@ -129,11 +139,18 @@ ADDRESS = "https://git.example/a/b"
 
 
 def addressed() -> str:
-    """The cell where the address of the repository is set."""
-    cells = [{"id": "setup", "cell_type": "code", "source": ""}]
-    cell = with_cells(cells, "01_fast_weights.ipynb", Address(ADDRESS))[-1]
-    assert ADDRESS in cell["source"]
-    return cell["source"]
+    """The cell after what docs/contribute.md says on addresses."""
+    page = (ROOT / "docs" / "contribute.md").read_text("utf-8")
+    (change,) = re.findall(r"sed -i '(.*)' notebooks", page)
+    done = subprocess.run(
+        ["sed", change.replace("https://…", ADDRESS)],
+        input=json.dumps(SETUP),
+        capture_output=True,
+        check=True,
+        encoding="utf-8",
+    )
+    assert ADDRESS in done.stdout
+    return json.loads(done.stdout)
 
 
 def test_installed(machine, wheel):

@@ -1,8 +1,11 @@
 // @ts-check
-// The delta rule in chunks, with its true numbers, in a race with the loop. Folded
+// The delta rule in chunks, with fwlab's numbers, in a race with the loop. Folded
 // below it: which blocks of the triangle of pairs are computed, what is kept, and
 // the way back.
+// @ts-expect-error: docs/hooks/frames.py computes it
+import { loop, sizes } from "fwlab-chunks";
 import * as fwlab from "./fwlab.js";
+import { html, render } from "./kit.js";
 import {
   text, path, group, vector, tint, BOLD, MIDDLE, CENTRED, END,
 } from "./fwlab.js";
@@ -10,113 +13,6 @@ import {
 fwlab.figure("chunks", (figure) => {
   const T = 12;
   const D = 2;
-  // Keys and queries have length 1; these are their directions.
-  const KEYS = [0, 50, 95, 20, 70, 130, 10, 110, 40, 85, 150, 60];
-  const QUERIES = [10, 30, 60, 100, 45, 120, 80, 15, 140, 55, 90, 35];
-  const VALUES = [
-    [1, 0.4],
-    [-0.6, 0.9],
-    [0.3, -1],
-    [0.8, 0.5],
-    [-0.9, -0.2],
-    [0.5, 0.7],
-    [-0.4, 1],
-    [0.9, -0.6],
-    [0.2, 0.8],
-    [-1, 0.3],
-    [0.6, -0.7],
-    [0.7, 0.1],
-  ];
-  const BETAS = [1, 0.8, 0.5, 0.9, 1, 0.6, 0.8, 1, 0.7, 0.5, 0.9, 1];
-
-  // --- The arithmetic ------------------------------------------------------
-  const transpose = (A) => A[0].map((_, j) => A.map((row) => row[j]));
-  const product = (A, B) => {
-    const columns = transpose(B);
-    return A.map((row) =>
-      columns.map((column) => row.reduce((sum, x, i) => sum + x * column[i], 0)),
-    );
-  };
-  const join = (A, B, combine) =>
-    A.map((row, i) => row.map((x, j) => combine(x, B[i][j])));
-  const plus = (A, B) => join(A, B, (a, b) => a + b);
-  const minus = (A, B) => join(A, B, (a, b) => a - b);
-  const times = (A, B) => join(A, B, (a, b) => a * b);
-  const scale = (b, A) => A.map((row, i) => row.map((x) => b[i] * x));
-  const lower = (A, below) =>
-    A.map((row, i) => row.map((x, j) => (j <= i - below ? x : 0)));
-  const rowSums = (A) => A.map((row) => row.reduce((sum, x) => sum + x, 0));
-  const zeros = () => Array.from({ length: D }, () => Array(D).fill(0));
-  // (I + A)^-1 by forward substitution; A is strictly lower triangular.
-  const inverse = (A) => {
-    const X = [];
-    A.forEach((row, i) => {
-      X.push(row.map((_, j) => (i === j ? 1 : 0)));
-      for (let j = 0; j < i; j++)
-        for (let m = j; m < i; m++) X[i][j] -= row[m] * X[m][j];
-    });
-    return X;
-  };
-  const keys = KEYS.map(fwlab.towards);
-  const queries = QUERIES.map(fwlab.towards);
-
-  const compute = (C) => {
-    const chunks = [];
-    for (let start = 0; start < T; start += C) {
-      const cut = (rows) => rows.slice(start, start + C);
-      const [Q, K, V, b] = [queries, keys, VALUES, BETAS].map(cut);
-      const A = scale(b, lower(product(K, transpose(K)), 1));
-      const P = lower(product(Q, transpose(K)), 0);
-      chunks.push({ Q, K, V, b, A, P, X: inverse(A) });
-    }
-    const states = [zeros()];
-    for (const chunk of chunks) {
-      const { Q, K, V, b, P, X } = chunk;
-      const W = states.at(-1);
-      const rest = minus(V, product(K, transpose(W)));
-      chunk.U = product(X, scale(b, rest)); // (d1)
-      chunk.Y = plus(product(Q, transpose(W)), product(P, chunk.U)); // (d2)
-      states.push(plus(W, product(transpose(chunk.U), K))); // (d3)
-      // V less what is retrieved: from W, and from earlier in the chunk.
-      const L = lower(product(K, transpose(K)), 1);
-      chunk.E = minus(rest, product(L, chunk.U));
-    }
-    // The loss is half the sum of squares of Y: its gradient is Y itself.
-    const gradients = [zeros()];
-    for (const [c, chunk] of [...chunks.entries()].reverse()) {
-      const { Q, K, b, P, X, U, Y, E } = chunk;
-      const after = gradients[0];
-      const dU = plus(product(transpose(P), Y), product(K, transpose(after))); // (c5)
-      const dV = (chunk.dV = scale(b, product(transpose(X), dU))); // (d5)
-      const own = minus(product(transpose(Y), Q), product(transpose(dV), K));
-      gradients.unshift(plus(after, own)); // (d6)
-      const W = states[c];
-      const R = lower(product(Y, transpose(U)), 0);
-      chunk.dQ = plus(product(Y, W), product(R, K)); // (c3)
-      const L = lower(product(K, transpose(K)), 1);
-      const dL = lower(product(dV, transpose(U)), 1); // (d7), its sign below
-      chunk.dK = minus(
-        plus(product(transpose(R), Q), product(U, after)), // (c4)
-        plus(product(plus(dL, transpose(dL)), K), product(dV, W)), // (d8)
-      );
-      const asked = rowSums(transpose(times(L, product(dV, transpose(E)))));
-      chunk.dBeta = rowSums(times(E, dU)).map((x, i) => x - asked[i]); // (d7)
-    }
-    return { chunks, states, gradients };
-  };
-
-  // The same step by step: what each key holds before its write, what its
-  // query reads after it.
-  const loop = [];
-  keys.forEach((key, i) => {
-    const W = loop.at(-1)?.W ?? zeros();
-    const [held] = product([key], transpose(W));
-    const written = minus([VALUES[i]], [held]).map((row) => row.map((x) => BETAS[i] * x));
-    const after = plus(W, product(transpose(written), [key]));
-    const [y] = product([queries[i]], transpose(after));
-    loop.push({ held, W: after, y });
-  });
-
   // Numbers kept for the way back besides the inputs; multiplications of the
   // matrix products of the way forward; and how many must wait for another.
   const count = (time, d, C) => {
@@ -196,7 +92,7 @@ fwlab.figure("chunks", (figure) => {
   let C = 4;
   let at = 0;
   let { stages, arrival } = stagesOf(C);
-  let shown = compute(C);
+  let shown = sizes[C];
   const gather = (name) => shown.chunks.flatMap((chunk) => chunk[name]);
 
   // What exists at a stage: the chunks whose rows are there, and which
@@ -252,12 +148,9 @@ fwlab.figure("chunks", (figure) => {
   const WIDE = 42;
   const COLUMNS = { U: 222, Y: 314, dV: 314 };
   const TAGS = { U: "d1", Y: "d2", dV: "d5" };
-  // Cells of the small matrices.
-  const [ACROSS, DOWN] = [36, 22];
   // The lanes of the race: the top of their numbers, and the size of these.
   const LANES = { loop: 39, chunks: 101 };
   const [LANE_WIDTH, LANE_HEIGHT] = [33, 17];
-  const BLOCKS = 200;
   const LEGIBLE = "font-size: 13px"; // also where the picture is small
   const DIAGONAL = "var(--fw-features)";
   const STATE = "var(--fw-fast)";
@@ -268,13 +161,6 @@ fwlab.figure("chunks", (figure) => {
   const drawing = group({ role: "img" });
   picture.append(race);
   pairs.append(drawing);
-  const blocks = fwlab.picture(400, 1, "The numbers of each chunk");
-  const blocksDrawing = group({
-    role: "img",
-    "aria-label": "States, their gradients and the blocks of a chunk, as numbers",
-  });
-  blocks.append(blocksDrawing);
-
   const small = (x, y, content, attributes = {}) =>
     fwlab.small(x, y, content, { style: LEGIBLE, ...attributes });
   const title = (x, y, content) => text(x, y, content, BOLD);
@@ -286,14 +172,14 @@ fwlab.figure("chunks", (figure) => {
     for (let j = 0; j <= columns; j++) d += `M${x + j * width} ${y}v${rows * height}`;
     return lines(d, { "stroke-opacity": 0.35, "stroke-width": 0.5 });
   };
-  // Narrow cells have no room for the zero of -0.5.
-  const numbers = (rows, x, y, width, height) =>
+  // The cells have no room for the zero of -0.5.
+  const cells = (rows, x, y, width, height) =>
     rows.flatMap((row, i) =>
       row.map((value, j) =>
         text(
           x + (j + 0.5) * width,
           y + (i + 0.5) * height,
-          fwlab.number(value, 1).replace(width < ACROSS ? /\b0\./ : ".", "."),
+          fwlab.number(value, 1).replace(width < 36 ? /\b0\./ : ".", "."),
           { class: "fw-cell-text", style: LEGIBLE },
         ),
       ),
@@ -421,7 +307,7 @@ fwlab.figure("chunks", (figure) => {
       const x = i * LANE_WIDTH + 1;
       const output = row.map((number) => [number]);
       if (i < there)
-        elements.push(...numbers(output, x, top, LANE_WIDTH, LANE_HEIGHT));
+        elements.push(...cells(output, x, top, LANE_WIDTH, LANE_HEIGHT));
       else
         elements.push(
           small(x + LANE_WIDTH / 2, top + LANE_HEIGHT, i + 1, { ...CENTRED, ...MIDDLE }),
@@ -478,7 +364,7 @@ fwlab.figure("chunks", (figure) => {
           grid(T, D, x, TOP, WIDE, CELL),
           text(x + WIDE, TOP - 8, `${name} (${TAGS[name]})`, { ...CENTRED, ...BOLD }),
           ...there.flatMap((c) =>
-            numbers(shown.chunks[c][name], x, TOP + c * C * CELL, WIDE, CELL),
+            cells(shown.chunks[c][name], x, TOP + c * C * CELL, WIDE, CELL),
           ),
         ];
         // What this stage has just made.
@@ -495,37 +381,25 @@ fwlab.figure("chunks", (figure) => {
       },
     );
 
-  const memories = (now, name, y, there, states, marked) => {
-    const n = T / C;
-    const elements = [];
-    const stride = 81;
-    for (let c = 0; c <= n; c++) {
-      const x = c * stride;
-      const all = group({ "data-state": c });
-      if (marked.includes(c))
-        all.append(box(x, y, 2 * ACROSS, 2 * DOWN, name === "W" ? STATE : GRADIENT));
-      all.append(grid(2, 2, x, y, ACROSS, DOWN));
-      if (there.includes(c)) all.append(...numbers(states[c], x, y, ACROSS, DOWN));
-      const fate =
-        name === "W" && there.includes(c) ? (c < n ? " kept" : " returned") : "";
-      all.append(
-        small(x + ACROSS, y + 2 * DOWN + 14, `${name}${subscript(c)}${fate}`, CENTRED),
-      );
-      elements.push(all);
-    }
-    return part(`states ${name}`, elements);
-  };
-
-  const blockOf = (name, x, matrix, there) => {
-    const across = Math.min(44, 192 / C); // two blocks stand side by side
-    const elements = [grid(C, C, x, BLOCKS, across, DOWN)];
-    if (there)
-      matrix.forEach((row, i) =>
-        elements.push(
-          ...numbers([row.slice(0, i + 1)], x, BLOCKS + i * DOWN, across, DOWN),
-        ),
-      );
-    return part(name, elements);
+  // The numbers of each chunk, in tables.
+  const smallMatrix = (title, rows, there, marked = false) => html`<table
+    class=${`fw-numbers fw-mini${marked ? " fw-marked" : ""}`}><caption>${title}</caption><tbody>${rows.map(
+      (row) => html`<tr>${row.map((x) => html`<td>${there && !Number.isNaN(x) ? fwlab.number(x, 1) : ""}</td>`)}</tr>`,
+    )}</tbody></table>`;
+  const memories = (name, there, states, marked) => html`<div class="fw-row" data-part=${`states ${name}`}>${states.map(
+    (W, c) => {
+      const held = name === "W" && there.includes(c);
+      const fate = held ? (c < T / C ? " kept" : " returned") : "";
+      return smallMatrix(`${name}${subscript(c)}${fate}`, W, there.includes(c), marked.includes(c));
+    },
+  )}</div>`;
+  const numbersOf = (now, marked, markedGradients) => {
+    const { X, P } = shown.chunks[now.chunk];
+    const lower = (rows) => rows.map((row, i) => row.map((x, j) => (j <= i ? x : NaN)));
+    return html`<strong>State W between the chunks (d3)</strong>${memories("W", now.states, shown.states, marked)}
+      <strong>Its gradient dW, from right to left (d6)</strong>${memories("dW", now.dW, shown.gradients, markedGradients)}
+      <div class="fw-row">${smallMatrix(`(I + A)⁻¹ of chunk ${now.chunk + 1}`, lower(X), now.inverses)}
+        ${smallMatrix(`tril(QKᵀ) of chunk ${now.chunk + 1}`, lower(P), now.P)}</div>`;
   };
 
   // --- Words ---------------------------------------------------------------
@@ -597,70 +471,30 @@ fwlab.figure("chunks", (figure) => {
 
   // --- Account -------------------------------------------------------------
   const whole = (x) => Math.round(x).toLocaleString("en");
-  const table = fwlab.html("table", {
-    class: "fw-account",
-    style:
-      "border-collapse: collapse; font-size: 0.65rem; max-width: 30rem; width: 100%",
-  });
-  const caption = fwlab.html("caption", {
-    style: "text-align: left; padding-bottom: 0.2rem",
-  });
-  const cell = (kind, content, attributes = {}) =>
-    fwlab.html(
-      kind,
-      {
-        style:
-          `text-align: ${attributes.scope === "row" ? "left" : "right"}; padding: 0.15rem 0.3rem; ` +
-          "border-top: 1px solid var(--md-default-fg-color--lightest)",
-        ...attributes,
-      },
-      content,
-    );
-  const showAccount = () => {
+  const accountTable = () => {
     const here = count(T, D, C);
-    caption.textContent =
-      `T = ${T}, d = ${D}: scalars kept for the backward pass besides the ${here.inputs} ` +
-      "inputs, multiplications forward, and steps that wait for the previous one";
-    const names = {
-      naive: "step by step",
-      full: "full triangle",
-      chunked: `chunks of ${C}`,
-    };
-    table.replaceChildren(
-      caption,
-      fwlab.html(
-        "tr",
-        {},
-        fwlab.html("td", {}),
-        ...["kept", "multiplications", "in order"].map((name) =>
-          cell("th", name, { scope: "col" }),
-        ),
-      ),
-      ...Object.entries(names).map(([key, name]) =>
-        fwlab.html(
-          "tr",
-          { "data-account": key },
-          cell("th", name, { scope: "row" }),
-          ...["kept", "multiplications", "order"].map((what) =>
-            cell("td", whole(here[key][what])),
-          ),
-        ),
-      ),
-    );
+    const ways = { naive: "step by step", full: "full triangle", chunked: `chunks of ${C}` };
+    const row = ([way, name]) => html`<tr data-account=${way}><th scope="row">${name}</th>${[
+      "kept", "multiplications", "order",
+    ].map((what) => html`<td>${whole(here[way][what])}</td>`)}</tr>`;
+    return html`<table class="fw-answers fw-losses fw-account"><caption>T = ${T}, d = ${D}: scalars kept for the backward pass
+      besides the ${here.inputs} inputs, multiplications forward, and steps that wait for the previous one</caption>
+      <thead><tr><th></th>${["kept", "multiplications", "in order"].map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
+      <tbody>${Object.entries(ways).map(row)}</tbody></table>`;
   };
 
+  const numbers = fwlab.html("div", { class: "fw-tables" });
   const inside = fwlab.html(
     "details",
     { class: "fw-inside" },
     fwlab.html("summary", {}, "Inside the chunks, and the backward pass"),
-    fwlab.html("div", {}, pairs, blocks, table),
+    fwlab.html("div", {}, pairs, numbers),
   );
 
   // --- Showing -------------------------------------------------------------
   const update = () => {
     const now = view();
     const { name, chunk } = now;
-    const one = shown.chunks[chunk];
     const kept = shown.chunks.map((_, c) => c);
     const marked =
       { errors: [chunk], state: [chunk + 1], inverse: [], backward: [] }[name] ?? kept;
@@ -676,17 +510,7 @@ fwlab.figure("chunks", (figure) => {
       triangle(now),
       ...rows(now),
     );
-    blocks.setAttribute("viewBox", `0 0 400 ${BLOCKS + C * DOWN + 2}`);
-    blocksDrawing.replaceChildren(
-      title(0, 14, "State W between the chunks (d3)"),
-      memories(now, "W", 22, now.states, shown.states, marked),
-      title(0, 102, "Its gradient dW, from right to left (d6)"),
-      memories(now, "dW", 110, now.dW, shown.gradients, markedGradients),
-      title(0, BLOCKS - 8, `(I + A)⁻¹ of chunk ${chunk + 1}`),
-      blockOf("inverse", 0, one.X, now.inverses),
-      title(204, BLOCKS - 8, `tril(QKᵀ) of chunk ${chunk + 1}`),
-      blockOf("reads", 204, one.P, now.P),
-    );
+    render(html`${numbersOf(now, marked, markedGradients)}${accountTable()}`, numbers);
     const words = sentence(stages[at]);
     drawing.setAttribute("aria-label", `Tick ${at} of ${stages.length - 1}. ${words}`);
     position.querySelector("input").max = last();
@@ -745,8 +569,7 @@ fwlab.figure("chunks", (figure) => {
     (value) => {
       C = Number(value);
       ({ stages, arrival } = stagesOf(C));
-      shown = compute(C);
-      showAccount();
+      shown = sizes[C];
       go(0);
     },
   );
@@ -756,7 +579,6 @@ fwlab.figure("chunks", (figure) => {
   );
   figure.root.append(inside);
   inside.addEventListener("toggle", () => (at > last() ? go(last()) : update()));
-  showAccount();
   update();
   player.whenSeen(picture);
 
@@ -769,26 +591,9 @@ fwlab.figure("chunks", (figure) => {
         ...now,
         chunk: now.chunk + 1,
         tick: at,
-        ticks: stages.length - 1,
-        arrival,
         running: player.running(),
-        loop,
         costs: costs(),
         C,
-        keys,
-        values: VALUES,
-        betas: BETAS,
-        queries,
-        W: shown.states,
-        dStates: shown.gradients,
-        inverseOf: shown.chunks.map(({ X }) => X),
-        scores: shown.chunks.map(({ P }) => P),
-        rows: Object.fromEntries(
-          ["U", "E", "Y", "dQ", "dK", "dV", "dBeta"].map((name) => [
-            name,
-            gather(name),
-          ]),
-        ),
         counts: { here: count(T, D, C), large: count(4096, 64, 64) },
       };
     },

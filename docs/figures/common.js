@@ -236,39 +236,44 @@ export const drag = (handle, label, { move, nudge }) => {
     class: `${handle.getAttribute("class") ?? ""} fw-handle`.trim(),
   };
   fill(handle, attributes, []);
-  const place = (event) => {
+  for (const [kind, listen] of Object.entries(dragging({ move, nudge })))
+    handle.addEventListener(kind, listen);
+};
+
+const ARROWS = {
+  ArrowLeft: [-1, 0],
+  ArrowRight: [1, 0],
+  ArrowUp: [0, 1],
+  ArrowDown: [0, -1],
+  PageUp: [0, 1, 5],
+  PageDown: [0, -1, 5],
+};
+/** @returns {Record<string, (event: any) => void>} */
+export const dragging = ({ move, nudge }) => ({
+  pointerdown: (event) => {
+    if (event.button) return;
+    event.preventDefault();
+    const taken = nearest(event.currentTarget, event);
+    taken.focus({ preventScroll: true });
+    taken.setPointerCapture(event.pointerId);
+  },
+  // So that a finger moves the handle and not the page: `touch-action` has no
+  // effect on the shapes and groups of a drawing.
+  touchstart: (event) => event.preventDefault(),
+  pointermove: (event) => {
+    const handle = event.currentTarget;
+    if (!handle.hasPointerCapture(event.pointerId)) return;
     const matrix = handle.ownerSVGElement.getScreenCTM().inverse();
     const { x, y } = new DOMPoint(event.clientX, event.clientY).matrixTransform(matrix);
     move(x, y);
-  };
-  handle.addEventListener("pointerdown", (event) => {
-    if (event.button) return;
+  },
+  keydown: (event) => {
+    if (!(event.key in ARROWS)) return;
     event.preventDefault();
-    const taken = nearest(handle, event);
-    taken.focus({ preventScroll: true });
-    taken.setPointerCapture(event.pointerId);
-  });
-  // So that a finger moves the handle and not the page: `touch-action` has no
-  // effect on the shapes and groups of a drawing.
-  handle.addEventListener("touchstart", (event) => event.preventDefault());
-  handle.addEventListener("pointermove", (event) => {
-    if (handle.hasPointerCapture(event.pointerId)) place(event);
-  });
-  const arrows = {
-    ArrowLeft: [-1, 0],
-    ArrowRight: [1, 0],
-    ArrowUp: [0, 1],
-    ArrowDown: [0, -1],
-    PageUp: [0, 1, 5],
-    PageDown: [0, -1, 5],
-  };
-  handle.addEventListener("keydown", (event) => {
-    if (!(event.key in arrows)) return;
-    event.preventDefault();
-    const [x, y, times = 1] = arrows[event.key];
+    const [x, y, times = 1] = ARROWS[event.key];
     for (let i = 0; i < times; i++) nudge(x, y);
-  });
-};
+  },
+});
 
 // A signed number from -1 to 1 as a colour: the page shines through at 0.
 export const signed = (x) => {
@@ -305,7 +310,7 @@ export const list = (names) =>
 // A matrix with its numbers in the cells: `matrix.element` goes into the
 // picture, `matrix.update(rows)` sets the numbers. `limit` is the number
 // that gets the strongest colour, on which letters are still legible.
-export const matrix = (rows, columns, { x, y, cell = 34, limit = 1, text = true, ...options }) => {
+export const matrix = (rows, columns, { x, y, cell = 34, limit = 1, ...options }) => {
   const { height = cell, digits = 1, show = (n) => number(n, digits) } = options;
   const cells = [];
   const element = svg("g", { transform: `translate(${x} ${y})` });
@@ -330,7 +335,7 @@ export const matrix = (rows, columns, { x, y, cell = 34, limit = 1, text = true,
     values.flat().forEach((value, n) => {
       const [box, label] = cells[n];
       box.style.fill = signed(0.45 * Math.max(-1, Math.min(value / limit, 1)));
-      if (text) label.textContent = show(value);
+      label.textContent = show(value);
     });
   return { element, update };
 };

@@ -3,6 +3,7 @@
 // for every key. The address of the page keeps the setting.
 import * as fwlab from "./fwlab.js";
 import { list, percent } from "./fwlab.js";
+import { html, mark, render, share } from "./kit.js";
 
 fwlab.figure("forgets", (figure) => {
   const MOST = 100; // pairs
@@ -173,56 +174,25 @@ fwlab.figure("forgets", (figure) => {
     },
     table,
   );
-  const row = (...cells) => fwlab.html("tr", {}, ...cells);
-  const cell = ({ said, right }) => {
-    const mark = fwlab.html(
-      "b",
-      { role: "img", "aria-label": right ? "correct:" : "wrong:" },
-      right ? "✓" : "✗",
-    );
-    const words = said.length ? said.join(" = ") : "nothing";
-    return fwlab.html("td", { class: right ? "fw-right" : "fw-wrong" }, mark, ` ${words}`);
-  };
+  const cell = ({ said, right }) =>
+    html`<td class=${right ? "fw-right" : "fw-wrong"}>${mark(right)} ${said.join(" = ") || "nothing"}</td>`;
   const drawTable = ({ asked, found, means }) => {
     const mean = (name) => (complete() ? percent(means[name]) : "…");
     const best = Math.max(...MEMORIES.map((name) => count(found[name])));
-    const head = MEMORIES.map((name) => {
+    const head = (name) => {
       const right = count(found[name]);
-      const share = asked.length ? right / asked.length : 0;
       const wins = asked.length > 0 && right === best;
-      return fwlab.html(
-        "th",
-        { scope: "col", class: wins && "fw-wins" },
-        fwlab.html("span", {}, name),
-        fwlab.html("strong", {}, `${right} of ${asked.length}`),
-        fwlab.html("i", { style: `--share: ${100 * share}%` }),
-        fwlab.html("small", {}, asked.length ? mean(name) : "–"),
-      );
-    });
-    const first = fwlab.html(
-      "th",
-      { scope: "col" },
-      "key, last value",
-      fwlab.html("small", {}, `mean of ${DRAWS} draws:`),
-    );
-    table.replaceChildren(
-      fwlab.html("thead", {}, row(first, ...head)),
-      fwlab.html(
-        "tbody",
-        {},
-        ...asked.map(({ key, value, changed }, i) =>
-          row(
-            fwlab.html(
-              "th",
-              { scope: "row" },
-              fwlab.html("b", {}, key),
-              ` ${value}`,
-              ...(changed ? [fwlab.html("small", {}, " changed")] : []),
-            ),
-            ...MEMORIES.map((name) => cell(found[name][i])),
-          ),
-        ),
-      ),
+      return html`<th scope="col" class=${wins ? "fw-wins" : ""}><span>${name}</span>
+        <strong>${right} of ${asked.length}</strong>${share(asked.length ? right / asked.length : 0)}
+        <small>${asked.length ? mean(name) : "–"}</small></th>`;
+    };
+    const row = ({ key, value, changed }, i) =>
+      html`<tr><th scope="row"><b>${key}</b> ${value}${changed ? html`<small> changed</small>` : ""}</th>
+        ${MEMORIES.map((name) => cell(found[name][i]))}</tr>`;
+    render(
+      html`<thead><tr><th scope="col">key, last value<small>mean of ${DRAWS} draws:</small></th>
+        ${MEMORIES.map(head)}</tr></thead><tbody>${asked.map(row)}</tbody>`,
+      table,
     );
   };
 

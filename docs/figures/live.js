@@ -1,12 +1,17 @@
 // @ts-check
 // Two language models side by side that differ only in their rule. Both read
-// the same facts; then each is asked where everybody is. Above the answers is
+// the same facts; then each is asked where everybody is. Beside the answers is
 // the memory of each, as it is written and as it is read.
+import { html, render } from "lit-html";
 import * as fwlab from "./fwlab.js";
 import { list, percent } from "./fwlab.js";
 
 const folder = new URL("live/", fwlab.here);
-const RULES = { sum: "Sum rule", delta: "Delta rule" };
+// What each rule writes, and the one term in which they differ.
+const RULES = {
+  sum: { name: "Sum rule", writes: html`W + β v ⊗ k` },
+  delta: { name: "Delta rule", writes: html`W + β (v <mark>− W k</mark>) ⊗ k` },
+};
 const MOST = 24; // sentences, as long as the texts of the training
 const TOLD = [
   ["Ada", "Rome"],
@@ -24,9 +29,11 @@ const MOVES = [
   ["Dan", "Bern"],
   ["Eve", "Paris"],
 ];
-const OPENING = [...TOLD, ...MOVES];
-// Changes that are one press away.
+const ALL = TOLD.length + MOVES.length;
+// How it begins: two moves are left to play, or to press.
+const OPENING = [...TOLD, ...MOVES.slice(0, 3)];
 const EXAMPLES = [
+  ...MOVES.slice(3),
   ["Eve", "Delhi"],
   ["Cleo", "Oslo"],
   ["Dan", "Sofia"],
@@ -36,16 +43,17 @@ const EXAMPLES = [
   ["Cleo", "Rome"],
   ["Dan", "Kyoto"],
 ];
-const STATEMENT = /(\p{L}+)\s+is\s+in\s+(\p{L}+)/giu;
+const STATEMENT = /(\p{L}+)\s+(?:is|lives|moved|moves|went)\s+(?:in|to)\s+(\p{L}+)/giu;
 // A picture of a memory: its numbers, above them the key, on the left what is
 // written, on the right what is read, each behind a gap.
 const EDGE = 2;
 const STRONG = 2; // the number in W that is opaque
 const GROWS = 700; // milliseconds until a write is done
-const WAITS = 2000; // until the moves are played
+const TURN = 1900; // between two moves
 
 /** @param {string[]} fact */
 const statement = ([name, place]) => `${name} is in ${place}.`;
+const proper = (word) => word[0].toUpperCase() + word.slice(1).toLowerCase();
 const largest = (x) => x.reduce((top, a) => Math.max(top, Math.abs(a)), 1e-9);
 
 // Where everybody is, and whether they have moved, in the order of telling.
@@ -59,97 +67,180 @@ const people = (facts) => {
   return [...found.values()];
 };
 
+const read = (model, words, state) => {
+  let last;
+  for (const word of words) last = model.step(model.words.indexOf(word), state);
+  return { ...last, ...last.trace[0][0] };
+};
+
+// The memory after all facts, and before the last; the key and the value of
+// that one, written with its place; and for every person, how likely the
+// model takes each place to be after "Where is … ?". A question leaves no
+// trace: it is asked of a copy.
+const run = (model, facts) => {
+  const state = model.start();
+  let before = state;
+  let wrote = {};
+  for (const [name, place] of facts) {
+    before = model.copy(state);
+    wrote = read(model, [name, "is", "in", place], state);
+    read(model, ["."], state);
+  }
+  const answers = people(facts).map(({ name, place, moved }) => {
+    const copy = model.copy(state);
+    const { logits, query, read: y } = read(model, ["Where", "is", name, "?"], copy);
+    const shares = fwlab.softmax(logits);
+    const said = model.words[shares.indexOf(Math.max(...shares))];
+    const chance = (word) => shares[model.words.indexOf(word)];
+    return {
+      name,
+      place,
+      moved,
+      said,
+      right: said === place,
+      share: chance(said),
+      truth: chance(place),
+      logits: Array.from(logits),
+      asks: { W: copy[0][0].W, query, read: y },
+    };
+  });
+  const { key = [], written = [] } = wrote;
+  return { W: state[0][0].W, before: before[0][0].W, key, written, answers };
+};
+
+// The pixels of a memory, `share` of the way through its last write; or what a
+// question reads: each number times that of the query.
+const pixels = ({ W, before, key, written, answers }, share, asked) => {
+  const asks = answers.find(({ name }) => name === asked)?.asks;
+  const side = Math.sqrt(W.length);
+  const wide = side + 2 * EDGE;
+  const all = new Float32Array(wide * (side + EDGE));
+  const [top, left, right] = [asks?.query ?? key, asks ? [] : written, asks?.read ?? []].map(
+    (x) => Array.from(x, (a) => a / largest(x)),
+  );
+  top.forEach((a, j) => (all[EDGE + j] = a));
+  for (let i = 0; i < side; i++) {
+    const row = (EDGE + i) * wide;
+    all[row] = left[i] ?? 0;
+    all[row + wide - 1] = right[i] ?? 0;
+    for (let j = 0; j < side; j++) {
+      const n = i * side + j;
+      const held = before[n] + share * (W[n] - before[n]);
+      all[row + EDGE + j] = (asks ? asks.W[n] * top[j] : held) / STRONG;
+    }
+  }
+  return { width: wide, height: side + EDGE, numbers: all };
+};
+
+const sentence = (facts, asked) => {
+  const known = people(facts);
+  if (!known.length) return "Both memories are empty. Tell them where somebody is.";
+  if (asked)
+    return (
+      `Asked where ${asked} is, each model reads from its memory: lit is W times the ` +
+      "query, its sum is on the right. Press the name again to see all of W."
+    );
+  const moved = known.filter(({ moved }) => moved).map(({ name }) => name);
+  if (!moved.length)
+    return "Nobody has moved yet, and the sum rule remembers as well as the delta rule.";
+  const all = moved.length === known.length;
+  return (
+    `${all ? "Everyone" : list(moved)} ${moved.length > 1 && !all ? "have" : "has"} moved; ` +
+    "what is no longer true is crossed out. The sum rule adds the new place to the old " +
+    "one and can only guess between them; the delta rule replaces it. The percentages " +
+    "say how sure each model is."
+  );
+};
+
 fwlab.figure("live", (figure) => {
   const models = {};
   let facts = [...OPENING];
-  let runs = {}; // by rule, what its model makes of the facts
+  let runs = null; // by rule, what its model makes of the facts
   let asked = null; // whose question shows what it reads
-  const kept = figure.placeholder ?? fwlab.html("div");
-
-  const read = (model, words, state) => {
-    let last;
-    for (const word of words) last = model.step(model.words.indexOf(word), state);
-    return { ...last, ...last.trace[0][0] };
-  };
-
-  // The memory after all facts, and before the last; the key and the value of
-  // that one, written with its place; and for every person, how likely the
-  // model takes each place to be after "Where is … ?". A question leaves no
-  // trace: it is asked of a copy.
-  const run = (model) => {
-    const state = model.start();
-    let before = state;
-    let wrote = {};
-    for (const [name, place] of facts) {
-      before = model.copy(state);
-      wrote = read(model, [name, "is", "in", place], state);
-      read(model, ["."], state);
-    }
-    const answers = people(facts).map(({ name, place, moved }) => {
-      const copy = model.copy(state);
-      const { logits, query, read: y } = read(model, ["Where", "is", name, "?"], copy);
-      const shares = fwlab.softmax(logits);
-      const said = model.words[shares.indexOf(Math.max(...shares))];
-      const chance = (word) => shares[model.words.indexOf(word)];
-      return {
-        name,
-        place,
-        moved,
-        said,
-        right: said === place,
-        share: chance(said),
-        truth: chance(place),
-        logits: Array.from(logits),
-        asks: { W: copy[0][0].W, query, read: y },
-      };
-    });
-    const { key = [], written = [] } = wrote;
-    return { W: state[0][0].W, before: before[0][0].W, key, written, answers };
-  };
-
-  const changed = ({ moved }) => moved;
-  const score = ({ answers }) =>
-    answers.length ? `${answers.filter(({ right }) => right).length} of ${answers.length}` : "–";
+  let begun = false; // whether the moves have played
+  let unknown = false; // whether something was told that they cannot read
+  const kept = figure.placeholder ?? "";
+  const one = (css) => figure.root.querySelector(css);
 
   // Drawing
 
-  const picture = fwlab.html("div", { class: "fw-picture fw-pair" });
-  const maps = Object.fromEntries(
-    Object.keys(RULES).map((rule) => [rule, fwlab.html("canvas", { role: "img" })]),
-  );
-
-  // The pixels of a memory, `share` of the way through its last write; or what a
-  // question reads: each number times that of the query.
-  const pixels = ({ W, before, key, written, answers }, share) => {
-    const asks = answers.find(({ name }) => name === asked)?.asks;
-    const above = asks?.query ?? key;
-    const side = Math.sqrt(W.length);
-    const wide = side + 2 * EDGE;
-    const all = new Float32Array(wide * (side + EDGE));
-    const [top, left, right] = [above, asks ? [] : written, asks?.read ?? []].map((x) =>
-      Array.from(x, (a) => a / largest(x)),
-    );
-    top.forEach((a, j) => (all[EDGE + j] = a));
-    for (let i = 0; i < side; i++) {
-      const row = (EDGE + i) * wide;
-      all[row] = left[i] ?? 0;
-      all[row + wide - 1] = right[i] ?? 0;
-      for (let j = 0; j < side; j++) {
-        const n = i * side + j;
-        const held = before[n] + share * (W[n] - before[n]);
-        all[row + EDGE + j] = (asks ? asks.W[n] * top[j] : held) / STRONG;
-      }
-    }
-    return [wide, side + EDGE, all];
+  const story = () => {
+    const known = people(facts);
+    return facts.map((fact, i) => {
+      const said = statement(fact);
+      const gap = i ? " " : ""; // before it: one at the end would move
+      const { moved } = known.find(({ name }) => name === fact[0]);
+      if (facts.slice(i + 1).some(([name]) => name === fact[0]))
+        return html`${gap}<s>${said}</s>`;
+      return moved ? html`${gap}<strong>${said}</strong>` : html`${gap}<span>${said}</span>`;
+    });
   };
+  const cell = ({ said, right, share }) => html`
+    <td class=${right ? "fw-right" : "fw-wrong"}>
+      <b role="img" aria-label=${right ? "correct:" : "wrong:"}>${right ? "✓" : "✗"}</b>
+      ${said} <em>${percent(share)}</em>
+      <i style="--share: ${(100 * share).toFixed(0)}%"></i>
+    </td>`;
+  const score = ({ answers }) =>
+    answers.length ? `${answers.filter(({ right }) => right).length} of ${answers.length}` : "–";
+  const map = (rule) => {
+    const name = `Memory of the ${RULES[rule].name.toLowerCase()}`;
+    return asked ? `${name}, as the question about ${asked} reads it` : name;
+  };
+  const picture = () => html`
+    <div class="fw-picture fw-pair" @focusin=${() => stop()}>
+      <p>${story()}</p>
+      <div class="fw-memories">
+        ${Object.entries(RULES).map(
+          ([rule, { name, writes }]) => html`
+            <div>
+              <b>${name}</b><i>${writes}</i
+              ><canvas role="img" data-rule=${rule} aria-label=${map(rule)}></canvas>
+            </div>`,
+        )}
+        <small>
+          W: blue +, pink −. Above: the key. Left: written. Right: read.
+        </small>
+      </div>
+      <table class="fw-answers">
+        <thead>
+          <tr>
+            <th scope="col">Where is …</th>
+            ${Object.entries(RULES).map(
+              ([rule, { name }]) =>
+                html`<th scope="col">${name} <strong>${score(runs[rule])}</strong></th>`,
+            )}
+          </tr>
+        </thead>
+        <tbody>
+          ${people(facts).map(
+            ({ name }, i) => html`
+              <tr>
+                <th scope="row">
+                  <button
+                    type="button"
+                    class="fw-button"
+                    aria-label="Ask where ${name} is"
+                    aria-pressed=${asked === name}
+                    @click=${() => ask(name)}
+                  >
+                    ${name}?
+                  </button>
+                </th>
+                ${Object.keys(RULES).map((rule) => cell(runs[rule].answers[i]))}
+              </tr>`,
+          )}
+        </tbody>
+      </table>
+    </div>`;
   const paint = (share) => {
     const ends = fwlab.ends(figure.root);
-    for (const [rule, canvas] of Object.entries(maps)) {
-      const [width, height, all] = pixels(runs[rule], share);
+    for (const rule of Object.keys(RULES)) {
+      const canvas = one(`[data-rule=${rule}]`);
+      const { width, height, numbers } = pixels(runs[rule], share, asked);
       Object.assign(canvas, { width, height });
-      fwlab.heat(canvas, all, ends);
-      const name = `Memory of the ${RULES[rule].toLowerCase()}`;
-      canvas.ariaLabel = asked ? `${name}, as the question about ${asked} reads it` : name;
+      // The square root of a number: most are small.
+      fwlab.heat(canvas, numbers.map((a) => Math.sign(a) * Math.sqrt(Math.abs(a))), ends);
     }
   };
 
@@ -164,22 +255,22 @@ fwlab.figure("live", (figure) => {
       if (share < 1) frame = requestAnimationFrame(next);
     };
     next();
-    const [name, place] = facts.at(-1);
-    const corner = picture.getBoundingClientRect();
-    const story = picture.querySelector("p");
-    const { localName, firstChild: told } = story.lastElementChild;
-    const { bottom } = story.getBoundingClientRect();
+    const pair = one(".fw-pair");
+    const corner = pair.getBoundingClientRect();
+    const told = [...pair.querySelectorAll("p > *")].at(-1);
+    const words = [...told.childNodes].find((node) => node instanceof Text);
+    const { bottom } = pair.querySelector("p").getBoundingClientRect();
     const range = document.createRange();
-    for (const canvas of Object.values(maps)) {
+    for (const canvas of pair.querySelectorAll("canvas")) {
       const { x, y, width, height } = canvas.getBoundingClientRect();
-      const ends = { [name]: [x + width / 2, y], [place]: [x, y + height / 2] };
-      for (const [word, to] of Object.entries(ends)) {
-        const start = told.textContent.indexOf(word);
-        range.setStart(told, start);
-        range.setEnd(told, start + word.length);
+      const [name, place] = facts.at(-1);
+      for (const [word, ...to] of [[name, x + width / 2, y], [place, x, y + height / 2]]) {
+        const start = words.data.indexOf(word);
+        range.setStart(words, start);
+        range.setEnd(words, start + word.length);
         const from = range.getBoundingClientRect();
-        const ghost = fwlab.html(localName, { class: "fw-ghost", "aria-hidden": true }, word);
-        picture.append(ghost);
+        const ghost = fwlab.html(told.localName, { class: "fw-ghost", "aria-hidden": true }, word);
+        pair.append(ghost);
         const at = (left, top, size) => ({
           transform: `translate(${left - corner.x}px, ${top - corner.y}px) scale(${size})`,
         });
@@ -190,131 +281,61 @@ fwlab.figure("live", (figure) => {
     }
   };
 
-  const cell = ({ said, right, share }) => {
-    const mark = fwlab.html(
-      "b",
-      { role: "img", "aria-label": right ? "correct:" : "wrong:" },
-      right ? "✓" : "✗",
-    );
-    const bar = fwlab.html("i", { style: `--share: ${(100 * share).toFixed(0)}%` });
-    return fwlab.html(
-      "td",
-      { class: right ? "fw-right" : "fw-wrong" },
-      mark,
-      ` ${said} `,
-      fwlab.html("em", {}, percent(share)),
-      bar,
-    );
+  // A change that is one press away.
+  const next = () => {
+    const told = facts.map(statement);
+    const left = EXAMPLES.filter((fact) => !told.includes(statement(fact)));
+    return left[0] ?? EXAMPLES[facts.length % EXAMPLES.length];
   };
-
-  const askAfter = (name) => {
-    const button = fwlab.button(name, async () => {
-      stop(); // a click does not focus a button everywhere
-      if (!models.delta && !(await tell((facts) => facts))) return;
-      asked = asked === name ? null : name;
-      show();
-    });
-    button.setAttribute("aria-label", `Ask where ${name} is`);
-    return button;
+  const view = () => {
+    const full = facts.length >= MOST;
+    return html`
+      <div class="fw-controls">
+        <button
+          type="button"
+          class="fw-button"
+          ?disabled=${full}
+          @click=${() => tell(() => [...facts, next()])}
+        >${full ? `${MOST} sentences: full` : `Tell both: ${statement(next())}`}</button>
+        <small ?hidden=${!player.running()}>▶ Replaying the five moves</small>
+      </div>
+      ${runs ? picture() : kept}
+      <form class="fw-controls" @submit=${typed}>
+        <label class="fw-wide"
+          >Or type:
+          <input
+            type="text"
+            class="fw-text"
+            placeholder="Dan is in Rome."
+            autocomplete="off"
+            spellcheck="false"
+            @focusin=${() => stop()}
+        /></label>
+        <button type="submit" class="fw-button" ?disabled=${full}>Tell</button>
+        ${player.button}
+        <button
+          type="button"
+          class="fw-button"
+          ?hidden=${!fwlab.motion.matches}
+          @click=${() => tell(() => [...OPENING])}
+        >Start again</button>
+        <button type="button" class="fw-button" @click=${clear}>Empty both memories</button>
+      </form>
+      <p class="fw-note" ?hidden=${!unknown}>
+        Another model here takes any text:
+        <a href="figures/shakespeare.html">the one that has read Shakespeare</a>.
+      </p>`;
   };
-  const asks = fwlab.controls();
-  asks.classList.add("fw-asks");
-  const offerNames = () => {
-    const names = people(facts).map(({ name }) => name);
-    const offered = [...asks.querySelectorAll("button")].map((e) => e.textContent);
-    if (names.join() === offered.join()) return; // who stands on one stays there
-    asks.replaceChildren(...(names.length ? ["Show what is read for"] : []), ...names.map(askAfter));
-  };
-  // What is read lights up, or what was written last.
   const show = () => {
-    for (const button of asks.querySelectorAll("button"))
-      button.ariaPressed = button.textContent === asked;
-    paint(1);
-    figure.say(sentence(), !player.running());
-  };
-
-  const draw = (news) => {
     cancelAnimationFrame(frame);
-    asked = null;
-    runs = Object.fromEntries(Object.keys(RULES).map((rule) => [rule, run(models[rule])]));
-    const known = people(facts);
-    const latest = new Map(facts.map(([name], i) => [name, i]));
-    const story = fwlab.html("p", {});
-    facts.forEach((fact, i) => {
-      const old = latest.get(fact[0]) !== i;
-      const now = known.find(({ name }) => name === fact[0]).moved && !old;
-      const tag = old ? "s" : now ? "strong" : "span";
-      story.append(fwlab.html(tag, {}, statement(fact)), " ");
-    });
-    const rules = Object.entries(RULES);
-    const row = (head, cells) =>
-      fwlab.html("tr", {}, fwlab.html("th", { scope: "row" }, head), ...cells);
-    const table = fwlab.html(
-      "table",
-      { class: "fw-answers" },
-      fwlab.html(
-        "thead",
-        {},
-        fwlab.html(
-          "tr",
-          {},
-          fwlab.html("th", { scope: "col" }, "Where is …"),
-          ...rules.map(([rule, name]) =>
-            fwlab.html(
-              "th",
-              { scope: "col" },
-              `${name} `,
-              fwlab.html("strong", {}, score(runs[rule])),
-            ),
-          ),
-        ),
-      ),
-      fwlab.html(
-        "tbody",
-        {},
-        ...known.map(({ name }, i) =>
-          row(
-            `${name}?`,
-            rules.map(([rule]) => cell(runs[rule].answers[i])),
-          ),
-        ),
-      ),
-    );
-    const memories = fwlab.html(
-      "div",
-      { class: "fw-memories" },
-      ...rules.map(([rule, name]) => fwlab.html("div", {}, `${name}: W`, maps[rule])),
-      fwlab.html(
-        "small",
-        {},
-        "Above: the key, or what is asked. Left: what is written. Right: what is read. " +
-          "Blue: positive, pink: negative.",
-      ),
-    );
-    picture.replaceChildren(story, memories, table);
-    offer();
-    show();
-    if (news && !fwlab.motion.matches) fly();
-  };
-
-  const sentence = () => {
-    const known = people(facts);
-    if (!known.length) return "Both memories are empty. Tell them where somebody is.";
-    if (asked)
-      return (
-        `Asked where ${asked} is, each model reads from its memory: lit is W times the ` +
-        "query, its sum is on the right. Press the name again to see all of W."
-      );
-    const moved = known.filter(changed).map(({ name }) => name);
-    if (!moved.length)
-      return "Nobody has moved yet, and the sum rule remembers as well as the delta rule.";
-    const all = moved.length === known.length;
-    return (
-      `${all ? "Everyone" : list(moved)} ${moved.length > 1 && !all ? "have" : "has"} moved; ` +
-      "what is no longer true is crossed out. The sum rule adds the new place to the old " +
-      "one and can only guess between them; the delta rule replaces it. The percentages " +
-      "say how sure each model is."
-    );
+    const lost = document.activeElement;
+    render(view(), figure.root);
+    // The keyboard is not left on a button that is off.
+    if (lost instanceof HTMLButtonElement && lost.disabled)
+      figure.root.querySelector("form").lastElementChild.focus();
+    if (!runs) return;
+    paint(1);
+    figure.say(sentence(facts, asked), !player.running());
   };
 
   // Telling
@@ -322,24 +343,16 @@ fwlab.figure("live", (figure) => {
   // Once, also for who presses twice while they come; again after a failure.
   let loading;
   const load = () => {
-    loading ??= fetchBoth().catch((error) => {
+    const fetchOne = async (rule) => {
+      models[rule] = await fwlab.loadModel(new URL(`${rule}.safetensors`, folder));
+    };
+    loading ??= Promise.all(Object.keys(RULES).map(fetchOne)).catch((error) => {
       loading = undefined;
       throw error;
     });
     return loading;
   };
-  const fetchBoth = async () => {
-    figure.say("Fetching the weights (44 kB) …", !player.running());
-    const [sum, delta] = await Promise.all(
-      Object.keys(RULES).map((rule) =>
-        fwlab.loadModel(new URL(`${rule}.safetensors`, folder)),
-      ),
-    );
-    Object.assign(models, { sum, delta });
-  };
-
-  // The weights come on first use; until then the kept picture is shown.
-  // Returns whether it worked.
+  // Until the weights (44 kB) come, the kept picture is shown. Returns whether they came.
   const change = async (edit) => {
     try {
       await load();
@@ -347,10 +360,15 @@ fwlab.figure("live", (figure) => {
       figure.say(`The weights could not be fetched. ${error.message}`);
       return false;
     }
-    if (!picture.isConnected) kept.replaceWith(picture);
     const count = facts.length;
-    facts = edit(facts);
-    draw(facts.length > count);
+    facts = edit();
+    asked = null;
+    unknown = false;
+    runs = Object.fromEntries(
+      Object.keys(RULES).map((rule) => [rule, run(models[rule], facts)]),
+    );
+    show();
+    if (facts.length > count && !fwlab.motion.matches) fly();
     return true;
   };
   // The same by the reader, after which nothing plays by itself.
@@ -358,122 +376,86 @@ fwlab.figure("live", (figure) => {
     stop();
     return change(edit);
   };
-
-  // The moves play once by themselves, and whenever the reader wants.
-  const sign = fwlab.html("small", { hidden: true }, "▶ Replaying the five moves");
-  const player = fwlab.player({
-    names: ["Replay the moves", "Pause"],
-    every: 1600,
-    begin: () => {
-      clearTimeout(opening);
-      sign.hidden = false;
-      // Not if the reader has done something while the weights came.
-      change((facts) => (player.running() ? [...TOLD] : facts));
-    },
-    step: () => {
-      if (!models.delta) return Boolean(loading);
-      change((facts) => [...facts, MOVES[facts.length - TOLD.length]]);
-      return facts.length < OPENING.length - 1;
-    },
-    end: () => (sign.hidden = true),
-  });
-  const opening = setTimeout(() => player.whenSeen(figure.root), WAITS);
-  const stop = () => {
-    clearTimeout(opening);
-    player.stop();
+  const ask = (name) => {
+    stop(); // a click does not focus a button everywhere
+    asked = asked === name ? null : name;
+    show();
   };
-  asks.addEventListener("focusin", stop);
-  // In place of that button, for who wants no motion.
-  const back = fwlab.button("Back to the five moves", () => tell(() => [...OPENING]));
-  const offerBack = () => (back.hidden = !fwlab.motion.matches);
-  fwlab.motion.addEventListener("change", offerBack);
-  offerBack();
-
-  // A change that is one press away.
-  const next = () => {
-    const told = facts.map(statement);
-    const left = EXAMPLES.filter((fact) => !told.includes(statement(fact)));
-    return left[0] ?? EXAMPLES[facts.length % EXAMPLES.length];
+  const clear = async () => {
+    if (await tell(() => [])) one("input").focus();
   };
-  const example = fwlab.button("", () =>
-    tell((facts) => (facts.length < MOST ? [...facts, next()] : facts)),
-  );
-  const offer = () => {
-    offerNames();
-    const full = facts.length >= MOST;
-    const left = [example, send].includes(document.activeElement);
-    example.textContent = full
-      ? `${MOST} sentences: full`
-      : `Tell both: ${statement(next())}`;
-    example.disabled = send.disabled = full;
-    if (full && left) empty.focus();
-  };
-
-  const empty = fwlab.button("Empty both memories", async () => {
-    if (await tell(() => [])) input.focus();
-  });
-  const input = fwlab.html("input", {
-    type: "text",
-    class: "fw-text",
-    placeholder: "Dan is in Rome.",
-    autocomplete: "off",
-    spellcheck: "false",
-  });
-  input.addEventListener("focusin", stop);
-  const send = fwlab.html("button", { type: "submit", class: "fw-button" }, "Tell");
-  const form = fwlab.html(
-    "form",
-    { class: "fw-controls" },
-    fwlab.html("label", { class: "fw-wide" }, "Or type: ", input),
-    send,
-    player.button,
-    back,
-    empty,
-  );
-  const proper = (word) => word[0].toUpperCase() + word.slice(1).toLowerCase();
-  form.addEventListener("submit", async (event) => {
+  const typed = async (event) => {
     event.preventDefault();
-    const news = [...input.value.matchAll(STATEMENT)].map(([, name, place]) => [
-      proper(name),
-      proper(place),
-    ]);
-    if (!(await tell((facts) => facts))) return;
+    const input = one("input");
+    const news = [...input.value.matchAll(STATEMENT)].map(([, ...fact]) => fact.map(proper));
+    if (!(await tell(() => facts))) return;
     const { names, places } = models.delta;
-    const known = news.filter(
-      ([name, place]) => names.includes(name) && places.includes(place),
-    );
+    const known = news.filter(([name, place]) => names.includes(name) && places.includes(place));
     const room = MOST - facts.length;
     if (known.length > room)
       figure.say(`They read ${MOST} sentences at most: ${room} more, not ${known.length}.`);
     else if (known.length && known.length === news.length) {
-      await tell((facts) => [...facts, ...known]);
+      await tell(() => [...facts, ...known]);
       input.value = "";
-    } else
+    } else {
+      unknown = true;
+      show();
       figure.say(
-        "Write “Dan is in Rome.”, with a name and a place that they know. " +
-          `Names: ${names.join(", ")}. Places: ${places.join(", ")}.`,
+        "These two read only sentences such as “Dan is in Rome.”, with names and places " +
+          `that they know. Names: ${names.join(", ")}. Places: ${places.join(", ")}.`,
       );
-  });
+    }
+  };
 
-  offer();
-  figure.root.append(fwlab.controls(example, sign), kept, asks, form);
+  // The moves play once by themselves, and whenever the reader wants.
+  const move = () => change(() => [...facts, MOVES[facts.length - TOLD.length]]);
+  const player = fwlab.player({
+    names: ["Replay the moves", "Pause"],
+    every: TURN,
+    begin: async () => {
+      // At first it goes on with what is seen. Not if the reader has done something
+      // while the weights came.
+      const first = !begun;
+      begun = true;
+      await change(() => (first || !player.running() ? facts : [...TOLD]));
+      if (first && player.running()) move();
+    },
+    step: () => {
+      if (!runs) return Boolean(loading);
+      move();
+      return facts.length < ALL - 1; // the move is on its way
+    },
+    end: show,
+  });
+  const stop = () => {
+    begun = true;
+    player.stop();
+  };
+  fwlab.motion.addEventListener("change", show);
+  show();
+  if (fwlab.motion.matches) change(() => facts);
+  else player.whenSeen(figure.root);
 
   return {
     // How the figure begins, for readers without scripts.
     still: async () => {
       await tell(() => [...OPENING]);
-      return fwlab.frozen(picture, fwlab.ends(figure.root));
+      const frozen = fwlab.frozen(one(".fw-pair"), fwlab.ends(figure.root));
+      return frozen.replace(/<!--.*?-->/g, "").replace(/\s+/g, " ");
     },
     state: () => ({
       facts,
-      answers: models.delta
+      answers: runs
         ? Object.fromEntries(Object.entries(runs).map(([rule, { answers }]) => [rule, answers]))
         : null,
       memories: Object.fromEntries(
-        Object.entries(runs).map(([rule, { W }]) => [rule, Array.from(W)]),
+        Object.entries(runs ?? {}).map(([rule, { W }]) => [rule, Array.from(W)]),
       ),
       pixels: Object.fromEntries(
-        Object.entries(runs).map(([rule, made]) => [rule, Array.from(/** @type {any} */ (pixels(made, 1)[2]))]),
+        Object.entries(runs ?? {}).map(([rule, made]) => [
+          rule,
+          Array.from(pixels(made, 1, asked).numbers),
+        ]),
       ),
       asked,
       playing: player.running(),

@@ -3,8 +3,9 @@
 // value by three rules, and see what each stored key reads back.
 import * as fwlab from "./fwlab.js";
 import {
-  text, small, path, circle, group, round, vector, BOLD, MIDDLE, CENTRED, WRONG,
+  text, small, path, circle, group, round, vector, BOLD, MIDDLE, WRONG,
 } from "./fwlab.js";
+import { html, render, table } from "./kit.js";
 import { FAST, SHAPES, distance, put, show, line } from "./plane.js";
 
 fwlab.figure("memory", (figure) => {
@@ -82,7 +83,6 @@ fwlab.figure("memory", (figure) => {
     281,
     "Keys on a circle, values in a plane: the new pair, the written ones, and what is read",
   );
-  const numbers = fwlab.picture(388, 134, "The memory and its pairs as numbers");
   const CENTRE = [101, 124];
   const RADIUS = 62;
   const RING = 86;
@@ -222,44 +222,27 @@ fwlab.figure("memory", (figure) => {
   );
 
   // Numbers: the memory, and a row per pair.
-  const TABLE = 14;
-  const ROW = 21;
-  const memory = group({ role: "img", "data-part": "memory" });
-  const matrix = fwlab.matrix(2, 2, {
-    x: 18,
-    y: TABLE + 28,
-    cell: 40,
-    digits: 2,
-  });
-  memory.append(
-    text(0, TABLE, "Memory W", BOLD),
-    small(38, TABLE + 22, "k₁", CENTRED),
-    small(78, TABLE + 22, "k₂", CENTRED),
-    small(0, TABLE + 48, "v₁", MIDDLE),
-    small(0, TABLE + 88, "v₂", MIDDLE),
-    matrix.element,
-  );
-  const table = group({ role: "img", "data-part": "table" });
-  const COLUMNS = [
-    ["", 122, "middle"],
-    ["key", 166, "end"],
-    ["value v", 240, "end"],
-    ["read Wk", 334, "end"],
-    ["error", 387, "end"],
-  ];
-  for (const [title, x, anchor] of COLUMNS)
-    table.append(small(x, TABLE, title, { "text-anchor": anchor }));
-  table.append(path({ d: `M112 ${TABLE + 7}h276`, "stroke-opacity": 0.5 }));
-  const rows = [...NAMES, "new"].map(() => {
-    const row = group();
-    const cells = COLUMNS.map(([, x, anchor]) =>
-      small(x, 0, "", { "text-anchor": anchor, ...MIDDLE }),
+  const numbers = fwlab.html("div", { class: "fw-beside", style: "grid-template-columns: 5fr 9fr" });
+  const drawNumbers = ({ W, answers, replaced, next: held }) => {
+    const row = (name, one, { readback, error }, old = null) =>
+      html`<tr class=${name === "+" ? "fw-new" : ""}><th scope="row"><b>${name}</b></th><td>${one.degrees}°</td>
+        <td>${bare(one.value, 1)}</td><td>${bare(readback, 2)}</td>
+        <td>${old === null ? fwlab.number(error) : `now ${NAMES[old]}`}</td></tr>`;
+    render(
+      html`${table({
+          title: "Memory W",
+          heads: [["", ["k₁", "k₂"]]],
+          rows: W.map((w, i) => [["v₁", "v₂"][i], w]),
+          limit: 2,
+          digits: 2,
+        })}
+        <table class="fw-numbers fw-pairs"><thead><tr><th></th>${["key", "value v", "read Wk", "error"].map(
+          (name) => html`<th scope="col">${name}</th>`,
+        )}</tr></thead><tbody>${pairs.map((one, j) => row(NAMES[j], one, answers[j], replaced[j]))}
+        ${row("+", next, held)}</tbody></table>`,
+      numbers,
     );
-    row.append(...cells);
-    table.append(row);
-    return { row, cells };
-  });
-  numbers.append(memory, table);
+  };
 
   // --- Words ---------------------------------------------------------------
   const bare = (v, digits) => v.map((x) => fwlab.number(x, digits)).join(", ");
@@ -311,16 +294,6 @@ fwlab.figure("memory", (figure) => {
     shown = compute();
     const { W, answers, replaced } = shown;
     rescale(W, shown.before);
-    matrix.update(W);
-    // Half the colour at most: the numbers must be legible on it.
-    matrix.element.querySelectorAll("rect").forEach((cell, n) => {
-      const share = W.flat()[n] / 4;
-      cell.style.fill = fwlab.signed(Math.max(-0.5, Math.min(0.5, share)));
-    });
-    memory.setAttribute(
-      "aria-label",
-      `Memory W: first row ${vector(W[0])}, second row ${vector(W[1])}`,
-    );
     const levels = [];
     NAMES.forEach((name, j) => {
       const there = j < pairs.length;
@@ -370,33 +343,7 @@ fwlab.figure("memory", (figure) => {
       );
     ellipse.setAttribute("d", `M${outline.join("L")}Z`);
 
-    const lines = rows.map(({ row, cells }, i) => {
-      const isNew = i === NAMES.length;
-      const visible = isNew || i < pairs.length;
-      show(row, visible);
-      if (!visible) return null;
-      const one = isNew ? next : pairs[i];
-      const { readback, error } = isNew ? shown.next : answers[i];
-      const old = !isNew && replaced[i] !== null;
-      put(row, [0, TABLE + 20 + ROW * (isNew ? pairs.length : i)]);
-      const texts = [
-        isNew ? "+" : NAMES[i],
-        `${one.degrees}°`,
-        bare(one.value, 1),
-        bare(readback, 2),
-        old ? `now ${NAMES[replaced[i]]}` : fwlab.number(error),
-      ];
-      cells.forEach((cell, c) => (cell.textContent = texts[c]));
-      cells.forEach((cell) => (cell.style.fill = isNew ? NEW : ""));
-      cells[0].style.fontWeight = 600;
-      const [name, key, value, found, verdict] = texts;
-      return (
-        `${isNew ? "New" : name}: key ${key}, value ${value}, ` +
-        `reads ${found}, error ${verdict}`
-      );
-    });
-    table.setAttribute("aria-label", lines.filter(Boolean).join(". "));
-
+    drawNumbers(shown);
     strength.querySelector("input").disabled = rule === "sum";
     const enable = (button, other, enabled) => {
       const focused = document.activeElement === button;

@@ -1,10 +1,10 @@
 // @ts-check
 // Fast weight puzzles: rows of numbers, typed by hand, that make one matrix do a
-// job. What the puzzles are is in puzzles.toml, which docs/hooks/figures.py puts in.
+// job. What the puzzles are is in puzzles.toml, which docs/hooks/frames.py reads.
 // @ts-expect-error: it is made when the figures are bundled
 import puzzles from "fwlab-puzzles";
 import * as fwlab from "./fwlab.js";
-import { html } from "./fwlab.js";
+import { button, figure, html } from "./kit.js";
 
 const SMALL = 0.01;
 const LARGE = 100;
@@ -196,239 +196,159 @@ const judge = (name, rows) => {
   }
 };
 
-// --- The page ---------------------------------------------------------
+// --- What is typed ------------------------------------------------------
 
-fwlab.figure("puzzles", (figure) => {
-  const [first] = Object.keys(PUZZLES);
-  const empty = (puzzle) =>
-    Object.fromEntries(
-      Object.keys(puzzle.rows).map((kind) => [kind, (puzzle.given[kind] ?? [{}]).map(() => ({}))]),
-    );
-  // What is typed stays in this browser. The first puzzle begins as an example.
-  const answers = Object.fromEntries(Object.entries(PUZZLES).map(([n, p]) => [n, empty(p)]));
-  for (const [kind, rows] of Object.entries(PUZZLES[first].answer))
-    answers[first][kind] = rows.map(({ key, value, beta, query }) => ({
-      key: key?.join(" "), value, beta: beta && String(beta), query: query?.join(" "),
-    }));
+const names = Object.keys(PUZZLES);
+const [first] = names;
+const empty = (puzzle) =>
+  Object.fromEntries(
+    Object.keys(puzzle.rows).map((kind) => [kind, (puzzle.given[kind] ?? [{}]).map(() => ({}))]),
+  );
+// It stays in this browser. The first puzzle begins as an example.
+const answers = Object.fromEntries(Object.entries(PUZZLES).map(([n, p]) => [n, empty(p)]));
+for (const [kind, rows] of Object.entries(PUZZLES[first].answer))
+  answers[first][kind] = rows.map(({ key, value, beta, query }) => ({
+    key: key?.join(" "), value, beta: beta && String(beta), query: query?.join(" "),
+  }));
+try {
+  const kept = JSON.parse(localStorage.getItem(KEPT)) ?? {};
+  for (const [n, rows] of Object.entries(kept))
+    if (n !== first && n in PUZZLES)
+      for (const kind of Object.keys(answers[n])) answers[n][kind] = rows[kind] ?? answers[n][kind];
+} catch {
+  // This browser keeps nothing, or nothing that can be read.
+}
+const keep = () => {
   try {
-    const kept = JSON.parse(localStorage.getItem(KEPT)) ?? {};
-    for (const [n, rows] of Object.entries(kept))
-      if (n !== first && n in PUZZLES)
-        for (const kind of Object.keys(answers[n])) answers[n][kind] = rows[kind] ?? answers[n][kind];
+    localStorage.setItem(KEPT, JSON.stringify(answers));
   } catch {
-    // This browser keeps nothing, or nothing that can be read.
+    // Then it is kept until the page is left.
   }
-  const keep = () => {
-    try {
-      localStorage.setItem(KEPT, JSON.stringify(answers));
-    } catch {
-      // Then it is kept until the page is left.
-    }
-  };
+};
+const verdicts = Object.fromEntries(names.map((n) => [n, judge(n, answers[n])]));
 
-  let name = first;
-  let verdict = null;
-  let hints = 0; // that are shown
-  const puzzle = () => PUZZLES[name];
+// --- What is drawn: the matrix after each step, and what is read -----------
 
-  // What is drawn: the matrix after each step, and what is read.
-  const cell = (n, limit) => {
-    const box = html("i", {}, n === null ? "?" : short(n));
-    if (n !== null) box.style.background = fwlab.signed((0.45 * n) / limit);
-    return box;
-  };
-  const drawn = ({ token: of, step, of: all, W, read }, limit) => {
-    const last = step === all;
-    const grid = html("span", { class: "fw-grid", role: "img" });
-    grid.style.gridTemplateColumns = `repeat(${W[0].length}, 1fr)`;
-    grid.append(...W.flat().map((n) => cell(n, limit)));
-    const numbers = W.map((row) => row.map((n) => (n === null ? "?" : short(n))).join(" "));
-    grid.setAttribute("aria-label", `W: ${numbers.join("; ")}`);
-    const title = all > 1 ? `${told(of)} ${step}/${all}` : told(of);
-    const box = html("div", { role: "listitem" }, html("b", {}, title), grid);
-    if (!last || of.expected === null) return box;
-    if (!read) box.append(html("em", {}, `→ ${shown(of.expected)}`));
-    else if (near(read, of.expected)) box.append(html("em", {}, `✓ ${shown(read)}`));
-    else {
-      const said = `✗ ${shown(read)},\nexpected ${shown(of.expected)}`;
-      box.append(html("em", { class: "fw-wrong" }, said));
-    }
-    return box;
-  };
-  const tape = html("div", { class: "fw-tape", role: "list" });
-  const which = html("small", {});
-  const title = html("strong", {});
-  const task = html("span", {});
-  const picture = html(
-    "div",
-    {
-      class: "fw-picture fw-main fw-puzzle",
-      role: "region",
-      "aria-label": "The puzzle, and its matrix step by step",
-      tabindex: 0,
-    },
-    html("p", {}, title, html("br"), task),
-    html("div", {}, which, tape),
-  );
-  const draw = () => {
-    const unknown = Array.from({ length: puzzle().numbers }, () =>
-      Array(puzzle().best[1]).fill(null),
-    );
-    const waiting = puzzle().cases[0].map((of) => ({ token: of, step: 1, of: 1, W: unknown }));
-    const all = verdict.frames ?? waiting;
-    const frames = all.slice(-MOST);
-    which.textContent =
-      (verdict.case === null ? "An example" : "The first sequence that fails") +
-      (all.length > MOST ? `, its last ${MOST} steps:` : ":");
-    const limit = Math.max(1e-3, ...frames.flatMap(({ W }) => W.flat().map(Math.abs)));
-    tape.replaceChildren(...frames.map((frame) => drawn(frame, limit)));
-  };
+const cell = (n, limit) =>
+  n === null
+    ? html`<i>?</i>`
+    : html`<i style=${`background: ${fwlab.signed((0.45 * n) / limit)}`}>${short(n)}</i>`;
+const drawn = ({ token: of, step, of: all, W, read }, limit) => {
+  const numbers = W.map((row) => row.map((n) => (n === null ? "?" : short(n))).join(" "));
+  const asked = step === all && of.expected !== null;
+  const right = asked && read && near(read, of.expected);
+  const said = !read
+    ? `→ ${shown(of.expected ?? [])}`
+    : right
+      ? `✓ ${shown(read)}`
+      : `✗ ${shown(read)},\nexpected ${shown(of.expected ?? [])}`;
+  return html`<div role="listitem"><b>${told(of)}${all > 1 ? ` ${step}/${all}` : ""}</b>
+    <span class="fw-grid" role="img" aria-label=${`W: ${numbers.join("; ")}`}
+      style=${`grid-template-columns: repeat(${W[0].length}, 1fr)`}>${W.flat().map((n) => cell(n, limit))}</span>
+    ${asked ? html`<em class=${read && !right ? "fw-wrong" : ""}>${said}</em>` : ""}</div>`;
+};
+const tape = (puzzle, verdict) => {
+  const unknown = Array.from({ length: puzzle.numbers }, () => Array(puzzle.best[1]).fill(null));
+  const waiting = puzzle.cases[0].map((of) => ({ token: of, step: 1, of: 1, W: unknown }));
+  const all = verdict.frames ?? waiting;
+  const frames = all.slice(-MOST);
+  const limit = Math.max(1e-3, ...frames.flatMap(({ W }) => W.flat().map(Math.abs)));
+  const which = verdict.case === null ? "An example" : "The first sequence that fails";
+  return html`<small>${which}${all.length > MOST ? `, its last ${MOST} steps:` : ":"}</small>
+    <div class="fw-tape" role="list">${frames.map((frame) => drawn(frame, limit))}</div>`;
+};
 
-  // What is typed.
-  const form = html("div", { class: "fw-rows" });
-  const note = html("p", { class: "fw-note" });
-  const asked = html("p", { class: "fw-note", role: "status" });
-  const field = (kind, i, name_, row, label) => {
-    const input = html("input", {
-      type: "text",
-      class: "fw-text",
-      autocapitalize: "off",
-      autocomplete: "off",
-      spellcheck: "false",
-      "aria-label": label,
-    });
-    input.value = row[name_] ?? "";
-    input.addEventListener("input", () => {
-      row[name_] = input.value;
+// The rows of a kind of token: what is given, and what is to be typed.
+const rowsOf = (puzzle, kind, columns, change) => {
+  const wanted = puzzle.rows[kind] ?? [];
+  const given = puzzle.given[kind];
+  const rows = wanted.length ? answers[puzzle.name][kind] : given;
+  const many = rows.length > 1;
+  const field = (f, row, i) => {
+    const there = given?.[i]?.[f];
+    if (there !== undefined) return html`<span>${[there].flat().join(" ")}</span>`;
+    if (!wanted.includes(f) || (f === "query" && i < rows.length - 1)) return html`<span></span>`;
+    const typed = (e) => change(() => (row[f] = e.target.value));
+    return html`<input type="text" class="fw-text" autocapitalize="off" autocomplete="off"
+      spellcheck="false" aria-label=${`${kind}${many ? `, step ${i + 1}` : ""}: ${FIELDS[f]}`}
+      .value=${row[f] ?? ""} @input=${typed}>`;
+  };
+  const steps = (make) => (e) => {
+    change(() => (answers[puzzle.name][kind] = make(rows)));
+    e.target.closest(".fw-rows").querySelector(`[aria-label^="${kind}"]`).focus();
+  };
+  // The query stays with the last row.
+  const more = steps((all) => {
+    const { query } = all.at(-1);
+    return [...all.slice(0, -1), { ...all.at(-1), query: "" }, { query }];
+  });
+  const less = steps((all) => {
+    const kept = all.slice(0, -1);
+    return [...kept.slice(0, -1), { ...kept.at(-1), query: all.at(-1).query }];
+  });
+  const fixed = !wanted.length || given || puzzle.limit[0] < 2 || wanted[0] === "query";
+  return html`${rows.map(
+    (row, i) => html`<span>${i ? "" : html`<code>${kind}</code>`}${many ? html`<small> ${i + 1}</small>` : ""}</span>
+      ${columns.map((f) => field(f, row, i))}`,
+  )}${
+    fixed
+      ? ""
+      : html`<div class="fw-controls">
+      ${button("+ step", more, { label: `${kind}: one more step`, disabled: rows.length >= puzzle.limit[0] })}
+      ${button("− step", less, { label: `${kind}: one step less`, disabled: rows.length < 2 })}</div>`
+  }`;
+};
+
+figure("puzzles", {
+  state: { name: first, hints: 0 },
+  compute: ({ name }) => {
+    verdicts[name] = judge(name, answers[name]);
+    const solved = names.filter((n) => verdicts[n].right);
+    return { rows: answers[name], solved, ...verdicts[name] };
+  },
+  view: ({ name }, verdict) => {
+    const puzzle = PUZZLES[name];
+    return html`<div class="fw-main fw-puzzle" role="region" tabindex="0"
+      aria-label="The puzzle, and its matrix step by step">
+      <p><strong>${puzzle.title}</strong><br>${puzzle.task}</p>
+      <div>${tape(puzzle, verdict)}</div></div>`;
+  },
+  controls: ({ name, hints }, _, set) => {
+    const puzzle = PUZZLES[name];
+    const show = (name) => set({ name, hints: 0 });
+    const change = (make) => {
+      make();
       keep();
-      update();
-    });
-    return input;
-  };
-  const drawForm = () => {
+      set({});
+    };
+    const option = (n, i) => {
+      const { right, smallest } = verdicts[n];
+      const sign = n !== first && right ? (smallest ? "★ " : "✓ ") : "";
+      return html`<option value=${n} .selected=${n === name}>${i}. ${sign}${PUZZLES[n].title}</option>`;
+    };
     const columns = Object.keys(FIELDS).filter((f) =>
-      Object.values(puzzle().rows).some((fields) => fields.includes(f)),
+      Object.values(puzzle.rows).some((fields) => fields.includes(f)),
     );
-    form.style.setProperty("--fields", columns.length);
-    const head = ["", ...columns.map((f) => FIELDS[f])].map((t) => html("b", {}, t));
-    form.replaceChildren(...head);
-    for (const kind of kindsOf(puzzle())) {
-      const wanted = puzzle().rows[kind] ?? [];
-      const given = puzzle().given[kind];
-      const rows = wanted.length ? answers[name][kind] : given;
-      rows.forEach((row, i) => {
-        const many = rows.length > 1;
-        const first_ = html("span", {}, i ? "" : html("code", {}, kind));
-        if (many) first_.append(html("small", {}, ` ${i + 1}`));
-        form.append(first_);
-        for (const f of columns) {
-          const label = `${kind}${many ? `, step ${i + 1}` : ""}: ${FIELDS[f]}`;
-          const there = given?.[i]?.[f];
-          if (there !== undefined) form.append(html("span", {}, [there].flat().join(" ")));
-          else if (!wanted.includes(f) || (f === "query" && i < rows.length - 1))
-            form.append(html("span", {}));
-          else form.append(field(kind, i, f, row, label));
-        }
-      });
-      if (!wanted.length || given || puzzle().limit[0] < 2 || wanted[0] === "query") continue;
-      const change = (make) => () => {
-        answers[name][kind] = make(answers[name][kind]);
-        keep();
-        drawForm();
-        update();
-        form.querySelector(`[aria-label^="${kind}"]`).focus();
-      };
-      const more = fwlab.button("+ step", change((all) => {
-        const last = all.at(-1);
-        const query = last.query;
-        return [...all.slice(0, -1), { ...last, query: "" }, { query }];
-      }));
-      const less = fwlab.button("− step", change((all) => {
-        const kept = all.slice(0, -1);
-        return [...kept.slice(0, -1), { ...kept.at(-1), query: all.at(-1).query }];
-      }));
-      more.disabled = rows.length >= puzzle().limit[0];
-      less.disabled = rows.length < 2;
-      more.setAttribute("aria-label", `${kind}: one more step`);
-      less.setAttribute("aria-label", `${kind}: one step less`);
-      form.append(html("div", { class: "fw-controls" }, more, less));
-    }
-  };
-
-  const options = {};
-  const select = html("select", { class: "fw-text", "aria-label": "Puzzle" });
-  const solved = {}; // by name: whether right, and whether nothing is smaller
-  const mark = (n, { right, smallest = false }) => {
-    solved[n] = right;
-    const sign = n === first ? "" : right ? (smallest ? "★ " : "✓ ") : "";
-    options[n].textContent = `${Object.keys(PUZZLES).indexOf(n)}. ${sign}${PUZZLES[n].title}`;
-  };
-  for (const n of Object.keys(PUZZLES)) {
-    options[n] = html("option", { value: n });
-    select.append(options[n]);
-    mark(n, judge(n, answers[n]));
-  }
-  select.addEventListener("change", () => show(select.value));
-
-  const hint = fwlab.button("Hint", () => {
-    hints = Math.min(hints + 1, puzzle().hints.length);
-    tell();
-  });
-  const next = fwlab.button("Next puzzle", () => {
-    const all = Object.keys(PUZZLES);
-    show(all[(all.indexOf(name) + 1) % all.length]);
-  });
-  const clear = fwlab.button("Clear", () => {
-    answers[name] = empty(puzzle());
-    keep();
-    show(name);
-  });
-  const tell = () => {
-    asked.textContent = puzzle().hints.slice(0, hints).join(" ");
-    hint.textContent = `Hint (${puzzle().hints.length - hints} left)`;
-    hint.disabled = hints === puzzle().hints.length;
-  };
-  const update = () => {
-    verdict = judge(name, answers[name]);
-    mark(name, verdict);
-    draw();
-    figure.say(verdict.says);
-  };
-  const show = (n) => {
-    name = select.value = n;
-    hints = 0;
-    title.textContent = puzzle().title;
-    task.textContent = puzzle().task;
+    const left = puzzle.hints.length - hints;
     const rule =
-      puzzle().rule === "delta"
-        ? `delta rule, β · |key|² up to ${puzzle().strength}`
-        : "sum rule, no strengths";
-    note.textContent =
-      `${rule[0].toUpperCase()}${rule.slice(1)}; at most ${counted(puzzle().limit[0], "step")} ` +
-      `for a token, ${counted(puzzle().limit[1], "column")}. Left empty, a value is 0 and β is 1.`;
-    drawForm();
-    tell();
-    update();
-  };
-
-  figure.root.append(picture);
-  figure.beside(
-    fwlab.controls(html("label", { class: "fw-wide" }, "Puzzle", select)),
-    note,
-    form,
-    fwlab.controls(hint, clear, next),
-    asked,
-  );
-  show(first);
-
-  return {
-    still: () => picture.outerHTML,
-    judge: (n, rows) => judge(n, rows),
-    state: () => ({
-      name,
-      rows: answers[name],
-      solved: Object.keys(solved).filter((n) => solved[n]),
-      ...verdict,
-    }),
-  };
+      puzzle.rule === "delta"
+        ? `Delta rule, β · |key|² up to ${puzzle.strength}`
+        : "Sum rule, no strengths";
+    return html`<div class="fw-controls"><label class="fw-wide">Puzzle<select class="fw-text"
+        aria-label="Puzzle" @change=${(e) => show(e.target.value)}>${names.map(option)}</select></label></div>
+      <p class="fw-note">${rule}; at most ${counted(puzzle.limit[0], "step")} for a token,
+        ${counted(puzzle.limit[1], "column")}. Left empty, a value is 0 and β is 1.</p>
+      <div class="fw-rows" style=${`--fields: ${columns.length}`}><b></b>${columns.map(
+        (f) => html`<b>${FIELDS[f]}</b>`,
+      )}${kindsOf(puzzle).map((kind) => rowsOf(puzzle, kind, columns, change))}</div>
+      <div class="fw-controls">${button(`Hint (${left} left)`, () => set({ hints: hints + 1 }), { disabled: !left })}
+        ${button("Clear", () => {
+          change(() => (answers[name] = empty(puzzle)));
+          show(name);
+        })}
+        ${button("Next puzzle", () => show(names[(names.indexOf(name) + 1) % names.length]))}</div>
+      <p class="fw-note" role="status">${puzzle.hints.slice(0, hints).join(" ")}</p>`;
+  },
+  say: (_, { says }) => says,
+  judge,
 });

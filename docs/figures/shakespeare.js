@@ -3,12 +3,23 @@
 // every head after each character, and what they still hold.
 import * as fwlab from "./fwlab.js";
 import { percent } from "./fwlab.js";
+import { html, render } from "./kit.js";
 
 const folder = new URL("shakespeare/", fwlab.here);
 const LONGEST = 240;
 const FIRST =
   "MENENIUS:\nWhat is the city?\n\nSICINIUS:\nThe people are the city.\n\nMENENIUS:\nThe pe";
 const RULES = { delta: "delta rule", sum: "sum rule" };
+
+// Kinds of characters, by the first that fits.
+const KINDS = {
+  capitals: /[A-Z]/,
+  vowels: /[aeiou]/,
+  consonants: /[a-z]/,
+  "line breaks": /\n/,
+  spaces: / /,
+  "other marks": /./,
+};
 
 const shown = (character) => ({ "\n": "↵", " ": "␣" })[character] ?? character;
 const cosine = (a, b) => {
@@ -35,22 +46,14 @@ fwlab.figure("shakespeare", (figure) => {
   });
   text.value = FIRST;
   const label = fwlab.html("label", { class: "fw-wide" }, "Text to read", text);
-  // Letter by letter it would be noise to listen to; the words say the same.
-  const strip = fwlab.html("div", { class: "fw-strip", "aria-hidden": true });
-  const guesses = fwlab.html("div", { class: "fw-guesses" });
-  const heads = fwlab.html("div", { class: "fw-heads" });
-  const sign = (tag, name, sample, words) =>
-    fwlab.html("span", {}, fwlab.html(tag, { class: name }, sample), ` ${words}`);
-  const legend = fwlab.html(
-    "div",
-    { class: "fw-legend" },
-    sign("b", "fw-red", "e", "not expected: the redder, the bigger the surprise"),
-    sign("i", "fw-same", "e", "below a character: the chosen head recalls it"),
-    sign("i", false, "e", "recalls another one"),
-    sign("b", "fw-plus", "\u00a0", "entry of W above 0"),
-    sign("b", "fw-minus", "\u00a0", "below 0"),
-  );
-  const picture = fwlab.html("div", { class: "fw-picture" }, strip, guesses, legend, heads);
+  const picture = fwlab.html("div", { class: "fw-picture" });
+  const LEGEND = html`<div class="fw-legend">
+    <span><u></u> how strongly the chosen head writes it: β, from 0 to 1</span>
+    <span><b class="fw-red">e</b> not expected: the redder, the bigger the surprise</span>
+    <span><i class="fw-same">e</i> below a character: the chosen head recalls it</span>
+    <span><i>e</i> recalls another one</span>
+    <span><b class="fw-plus">&nbsp;</b> entry of W above 0</span>
+    <span><b class="fw-minus">&nbsp;</b> below 0</span></div>`;
   const model = () => models[rule];
   const run = () => runs[rule];
 
@@ -135,35 +138,40 @@ fwlab.figure("shakespeare", (figure) => {
     return Math.max(...counts) / position;
   };
 
+  // How strongly the chosen head has written a character; and on average each kind,
+  // strongest first.
+  const strength = (i) => run().steps[i].trace[head[0]][head[1]].strength;
+  const strengths = () => {
+    /** @type {Record<string, number[]>} */
+    const found = {};
+    [...run().text.slice(0, position)].forEach((character, i) => {
+      const [kind] = Object.entries(KINDS).find(([, letters]) => letters.test(character));
+      (found[kind] ??= []).push(strength(i));
+    });
+    const mean = (kind) => found[kind].reduce((a, b) => a + b) / found[kind].length;
+    return Object.keys(found).sort((a, b) => mean(b) - mean(a)).map((kind) => ({ kind, mean: mean(kind) }));
+  };
+
   // Drawing
 
-  const drawStrip = (places) => {
-    const { text: characters, steps } = run();
-    const boxes = [...characters].map((character, i) => {
-      const letter = fwlab.html("b", {}, shown(character));
-      // Without digits that nobody sees, and that processors round differently.
-      const red = (Math.min((steps[i].bits ?? 0) / 8, 1) * 35).toFixed(1);
-      letter.style.background = `color-mix(in srgb, var(--fw-wrong) ${red}%, transparent)`;
-      const answer = characters[places[i]];
-      const same = answer === character;
-      const below = fwlab.html(
-        "i",
-        { class: same && "fw-same" },
-        answer ? shown(answer) : "\u00a0",
-      );
-      const box = fwlab.html("span", {}, letter, below);
-      if (i === position - 1) box.className = "fw-now";
-      if (i >= position) box.className = "fw-later";
-      return box;
-    });
+  const box = (character, i, answer) => {
+    const { bits } = run().steps[i];
+    // Without digits that nobody sees, and that processors round differently.
+    const red = (Math.min((bits ?? 0) / 8, 1) * 35).toFixed(1);
+    const now = i === position - 1 ? "fw-now" : i >= position ? "fw-later" : "";
+    return html`<span class=${now}>${model().strength ? html`<u style=${`--beta: ${strength(i).toFixed(2)}`}></u>` : ""}<b
+      style=${`background: color-mix(in srgb, var(--fw-wrong) ${red}%, transparent)`}>${shown(character)}</b><i
+      class=${answer === character ? "fw-same" : ""}>${answer ? shown(answer) : "\u00a0"}</i></span>`;
+  };
+  // Letter by letter it would be noise to listen to; the words say the same.
+  const stripOf = (places) => {
+    const { text: characters } = run();
     const lines = [[]];
-    boxes.forEach((box, i) => {
-      lines.at(-1).push(box);
-      if (characters[i] === "\n") lines.push([]);
+    [...characters].forEach((character, i) => {
+      lines.at(-1).push(box(character, i, characters[places[i]]));
+      if (character === "\n") lines.push([]);
     });
-    strip.replaceChildren(
-      ...lines.map((line) => fwlab.html("div", {}, ...line)),
-    );
+    return html`<div class="fw-strip" aria-hidden="true">${lines.map((line) => html`<div>${line}</div>`)}</div>`;
   };
 
   const likeliest = () => {
@@ -175,23 +183,10 @@ fwlab.figure("shakespeare", (figure) => {
       .slice(0, 5);
   };
 
-  const drawGuesses = () => {
-    const next = run().text[position];
-    guesses.replaceChildren(
-      fwlab.html("strong", {}, "Next character"),
-      ...likeliest().map(([character, share]) => {
-        const bar = fwlab.html("i", {});
-        bar.style.width = `${(100 * share).toFixed(1)}%`;
-        return fwlab.html(
-          "div",
-          { class: character === next && "fw-now" },
-          fwlab.html("b", {}, shown(character)),
-          fwlab.html("span", {}, bar),
-          fwlab.html("em", {}, percent(share)),
-        );
-      }),
-    );
-  };
+  const guesses = () => html`<div class="fw-guesses"><strong>Next character</strong>${likeliest().map(
+    ([character, chance]) => html`<div class=${character === run().text[position] ? "fw-now" : ""}><b>${shown(character)}</b>
+      <span><i style=${`width: ${(100 * chance).toFixed(1)}%`}></i></span><em>${percent(chance)}</em></div>`,
+  )}</div>`;
 
   // The numbers of a head, or what the last character changed of them.
   const numbers = (layer, number) => {
@@ -203,40 +198,24 @@ fwlab.figure("shakespeare", (figure) => {
     return after.map((a, i) => a - before[i]);
   };
 
-  const canvases = new Map();
-  const makeHeads = () => {
-    canvases.clear();
-    heads.replaceChildren();
-    for (let layer = 0; layer < model().layers; layer++)
-      for (let number = 0; number < model().heads; number++) {
-        const canvas = fwlab.html("canvas", {
-          width: model().features,
-          height: model().width,
-          "aria-hidden": true,
-        });
-        const name = `layer ${layer + 1}, head ${number + 1}`;
-        const button = fwlab.html("button", { type: "button" }, canvas, name);
-        button.addEventListener("click", () => {
-          head = [layer, number];
-          draw();
-        });
-        canvases.set(`${layer} ${number}`, [button, canvas]);
-        heads.append(button);
-      }
-  };
-
-  const drawHeads = () => {
+  const span = (count) => [...Array(count).keys()];
+  const heads = () => html`<div class="fw-heads">${span(model().layers).map((layer) =>
+    span(model().heads).map((number) => {
+      const choose = () => {
+        head = [layer, number];
+        draw();
+      };
+      return html`<button type="button" aria-pressed=${head.join() === [layer, number].join()} @click=${choose}><canvas
+        width=${model().features} height=${model().width} aria-hidden="true"></canvas>layer ${layer + 1}, head ${number + 1}</button>`;
+    }),
+  )}</div>`;
+  const paint = () => {
     const ends = fwlab.ends(figure.root);
-    for (const [name, [button, canvas]] of canvases) {
-      const [layer, number] = name.split(" ").map(Number);
-      const W = numbers(layer, number);
+    picture.querySelectorAll("canvas").forEach((canvas, i) => {
+      const W = numbers(Math.floor(i / model().heads), i % model().heads);
       const limit = W.reduce((top, a) => Math.max(top, Math.abs(a)), 1e-9);
       fwlab.heat(canvas, W.map((a) => a / limit), ends);
-      button.setAttribute(
-        "aria-pressed",
-        layer === head[0] && number === head[1],
-      );
-    }
+    });
   };
 
   const sentence = (places) => {
@@ -254,6 +233,10 @@ fwlab.figure("shakespeare", (figure) => {
       parts.push(
         `The memory is empty. ${made.text ? "Move the slider." : "Type a text."}`,
       );
+    if (position && model().strength) {
+      const kinds = strengths().map(({ kind, mean }) => `${kind} ${fwlab.number(mean)}`);
+      parts.push(`Its mean write strength β: ${kinds.join(", ")}.`);
+    }
     const read = Object.keys(RULES).filter((name) => runs[name]?.text === made.text);
     for (const name of position ? read : [])
       parts.push(
@@ -272,9 +255,8 @@ fwlab.figure("shakespeare", (figure) => {
 
   const draw = () => {
     const places = answers(rule, head);
-    drawStrip(places);
-    drawGuesses();
-    drawHeads();
+    render(html`${stripOf(places)}${guesses()}${LEGEND}${heads()}`, picture);
+    paint();
     scrub.limit(run().text.length);
     scrub.value = position;
     const full = text.value.length >= LONGEST;
@@ -310,7 +292,6 @@ fwlab.figure("shakespeare", (figure) => {
     }
     if (asked !== name) return true;
     rule = name;
-    makeHeads();
     read();
     position = first ? run().text.length : Math.min(position, run().text.length);
     draw();
@@ -395,6 +376,7 @@ fwlab.figure("shakespeare", (figure) => {
       W: model() ? Array.from(numbers(...head)) : null,
       answers: model() ? answers(rule, head) : null,
       share: position ? share(rule) : null,
+      strengths: model() && position ? run().steps.map((_, i) => strength(i)) : null,
       likeliest: model() ? likeliest() : null,
     }),
   };

@@ -1,23 +1,24 @@
 """Makes the pages of annotated source, from docs/templates/annotated.
 
-Every file of fwlab/ops and fwlab/layers, and feature_maps.py, has a page with
-notes on the left and code on the right. Every rule, and every other operation,
-has a page with its specification, the file of its loop, beside one of the other
-versions: they come from the forms of `fwlab.ops`. The mark
-`<!-- versions: delta -->` of a page is replaced by kernels.py beside one of
-them.
-
-Where versions are side by side, each row of one knows the row of the other
-that computes the same equations; scripts/annotated.js keeps the two in line.
+Every rule, and every other operation, has a page with its versions side by side, found
+by the forms of `fwlab.ops`. They share the rows of a grid: each function of the
+specification begins one, and what computes the same equations is in that row.
+A file with formulas that no such page shows has a page of its own, with notes beside
+its code.
 """
 
+import ast
 import inspect
+import posixpath
 import re
-from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from bisect import bisect
+from collections.abc import Iterator
+from functools import partial
+from itertools import groupby
+from pathlib import Path, PurePosixPath
 
 import equations
-from literate import TAG, Source, linked, named, note
+from literate import TAG, Row, Source, code, linked, named, note
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, InclusionLevel
 from repository import ROOT, source
@@ -25,445 +26,336 @@ from templates import render
 
 from fwlab.ops import TABLE
 
-VERSIONS = {
-    "naive": "Naive: the specification",
-    "chunked": "Chunked: the same in matrix form",
-    "efficient": "Efficient: the default",
-    "kernels": "Triton: the GPU kernels",
-}
-#: Other files that kernels are built from.
-SHARED = {
-    "linear": {"tiles": ("What the kernels share", "triton_tiles.py")},
-    "delta": {"chunks": ("Triton: the kernels of chunks", "linear/kernels.py")},
-    "aft/full": {
-        "windows": ("Triton: the kernels of windows", "aft/window/kernels.py")
-    },
-    "aft/window": {"scan": ("Triton: the running mean", "aft/simple/kernels.py")},
-}
+INDEX, EQUATIONS = "annotated/index.md", "annotated/equations.md"
+#: Letters of formulas that have a colour, as KaTeX has set them.
+LETTER = re.compile('(<span class="mord mathnormal)("[^>]*>([kKvVWβ])<)')
+TINTS = {"k": "key", "v": "value", "w": "W", "β": "beta"}
+#: By parts of addresses, a letter that is something else: projections, an offset.
+OTHER = {"/layers/": "w", "aft": "β"}
 
 
-#: Folders in which each rule has a file, which is its specification, too.
-RECURRENCES = "linear", "delta"
+class Page:
+    """A page with one file, or with several versions side by side.
 
-
-class Versions(NamedTuple):
-    """A page with several versions side by side.
-
-    - `title`: the first words of what its specification says of itself.
-    - `folder`: of its recurrence, in fwlab/ops.
-    - `operations`: what the specification computes.
-    - `files`: the file of each version, from the specification on.
+    - `folder`: of its operation, in fwlab/ops.
+    - `files`: by version, from the specification on; one alone by "".
     """
 
-    title: str
-    folder: str
-    operations: list[Any]
-    files: dict[str, str]
+    def __init__(self, name: str, title: str, folder: str, files: dict[str, str]):
+        self.uri, self.title = f"annotated/{name}.md", title
+        self.folder, self.files = folder, files
+
+    @property
+    def sources(self) -> dict[str, Source]:
+        return {v: equations.sources()[path] for v, path in self.files.items()}
+
+    def markdown(self, repo_url: str | None) -> str:
+        (first, naive), *others = self.sources.items()
+        rows = {v: rows_of(self.folder, naive, file) for v, file in others}
+        starts = sorted({1}.union(*rows.values()))
+        # What nothing stands beside follows what is before it.
+        at = (bisect(starts, index) for index in range(len(naive.functions)))
+        rows[first] = [starts[max(found, 1) - 1] for found in at]
+        columns = []
+        for version, file in self.sources.items():
+            parts: dict[int, list[dict]] = {}
+            functions = self._functions(version, file)
+            for row, function in zip(rows[version], functions, strict=True):
+                parts.setdefault(row, []).extend(function)
+            ends = [*parts, len(naive.functions)][1:]
+            columns.append(
+                {
+                    "version": version,
+                    "file": file,
+                    "source": source(repo_url, file.path),
+                    "parts": [*zip(parts, ends, parts.values(), strict=True)],
+                }
+            )
+        kernels = f"kernels/{self.folder.partition('/')[0]}.md"
+        return render(
+            "annotated/page.md.jinja",
+            page=self,
+            columns=columns,
+            kernels=kernels if "kernels" in self.files else None,
+            up=posixpath.relpath(".", posixpath.dirname(self.uri)),
+        )
+
+    def _functions(self, version: str, file: Source) -> Iterator[list[dict]]:
+        """The functions of a file as rows of notes, in Markdown, and code, in HTML."""
+
+        def address(tag: str) -> str | None:
+            return self._address(version, tag)
+
+        def equation(tag: str, formula: str) -> str:
+            return self._equation(version, tag, formula)
+
+        comment = partial(linked, address=address)
+        lines = file.lines(prefix(version), comment, self._defined(version))
+        for function in file.functions:
+            yield [
+                {
+                    "name": row.name,
+                    "anchor": anchor(version, row.name),
+                    "note": note(row.note, address, equation),
+                    "code": code(lines, row.lines),
+                }
+                for row in function
+            ]
+
+    def _defined(self, version: str) -> dict[str, str]:
+        """Where the functions and classes are that a file uses."""
+        file = self.sources[version]
+        imported = {
+            name.name: f"{node.module.replace('.', '/')}.py"
+            for node in file.tree.body
+            if isinstance(node, ast.ImportFrom)
+            for name in node.names
+        }
+        found = {}
+        for name, path in imported.items():
+            if path in SHOWN and name in [
+                r.name for r in equations.sources()[path].rows
+            ]:
+                page, other = SHOWN[path]
+                found[name] = self._link(page.uri, anchor(other, name))
+        return found | {row.name: f"#{anchor(version, row.name)}" for row in file.rows}
+
+    def _link(self, uri: str, fragment: str) -> str:
+        there = posixpath.relpath(uri, posixpath.dirname(self.uri))
+        return f"{there.removesuffix('.md')}.html#{fragment}"
+
+    def _address(self, version: str, tag: str) -> str | None:
+        """Of an equation: best in the same file, which is in view; else on the page
+        that states it, or at least lists it.
+        """
+        if any(tag in file.tags for file in self.sources.values()):
+            return f"#{self._anchor(version, tag)}"
+        whose = equations.whose(self.files[version], tag)
+        place = equations.stated().get((whose, tag))
+        if place in SHOWN:
+            return self._link(SHOWN[place][0].uri, f"eq-{tag}")
+        listed = tag in equations.papers().get(whose, {}).get("equations", {})
+        return self._link(EQUATIONS, f"{whose}-{tag}") if listed else None
+
+    def _anchor(self, version: str, tag: str) -> str:
+        """Of an equation, which several files of a page can state."""
+        stating = [v for v, file in self.sources.items() if tag in file.tags]
+        again = version in stating[1:]
+        return f"{prefix(version) if again else ''}eq-{tag}"
+
+    def _equation(self, version: str, tag: str, formula: str) -> str:
+        """An equation with an anchor, and links to the lines that compute it: on this
+        page, or else on others.
+        """
+        places = {
+            other: {f"#{prefix(other)}L{line}": line for line in file.computed[tag]}
+            for other, file in self.sources.items()
+            if tag in file.computed
+        }
+        computed, _ = equations.code()
+        number = equations.whose(self.files[version], tag), tag
+        for path, line in () if places else computed.get(number, ()):
+            if path in SHOWN:
+                page, other = SHOWN[path]
+                link = self._link(page.uri, f"{prefix(other)}L{line}")
+                places.setdefault(f"{page.title}, {other}", {})[link] = line
+        return render(
+            "annotated/equation.md.jinja",
+            tag=tag,
+            formula=formula,
+            anchor=self._anchor(version, tag),
+            places=places,
+        )
 
 
-def _title(path: str) -> str:
-    words = re.split("[,:]", Source(path).summary)[0]
-    words = words.rstrip(".").removeprefix("The ")
-    return words[0].upper() + words[1:]
+def prefix(version: str) -> str:
+    """What begins the anchors of a file."""
+    return f"{version}-" if version else ""
 
 
-def _folder_of(operation: Any) -> str:
-    """The folder in fwlab/ops of the file of an operation."""
-    path = inspect.getfile(inspect.unwrap(operation))
-    return PurePosixPath(path).parent.relative_to(ROOT / "fwlab" / "ops").as_posix()
+def anchor(version: str, name: str) -> str:
+    """Of a function; Markdown would make __init__ bold, and a_ a mark, also in here."""
+    return prefix(version) + name.replace(".", "-").replace("__", "").rstrip("_")
 
 
-def _file_of(operation: Any, version: str) -> str:
-    """The file of a form of an operation."""
-    if version == "triton":
-        return f"fwlab/ops/{_folder_of(operation)}/kernels.py"
-    form = inspect.unwrap(operation.forms[version])
-    return PurePosixPath(inspect.getfile(form)).relative_to(ROOT).as_posix()
+def rows_of(folder: str, naive: Source, file: Source) -> list[int]:
+    """For each function of a version its row of the grid.
+
+    It is that of the function of the specification which computes most of the same
+    equations. All keep their order: others follow what is before them.
+    """
+    here = {*naive.tags, *naive.computed, *file.tags, *file.computed}
+    theirs = [_tags(folder, naive, function) & here for function in naive.functions]
+    chains: dict[int, list[tuple[int, int]]] = {}  # the longest that rise to a row
+    for index, function in enumerate(file.functions):
+        ours = _tags(folder, file, function) & here
+        shared = [len(ours & tags) / len(ours | tags or {0}) for tags in theirs]
+        if any(shared):
+            row = shared.index(max(shared))
+            before = (chain for end, chain in chains.items() if end <= row)
+            chains[row] = [*max(before, key=len, default=[]), (index, row)]
+    kept, rows = dict(max(chains.values(), key=len, default=[])), [1]
+    for index in range(len(file.functions)):
+        rows.append(kept.get(index, rows[-1]))
+    return rows[1:]
 
 
-def _pages() -> dict[str, Versions]:
-    """All pages of versions, by name: one for each file of a loop."""
-    pages: dict[str, Versions] = {}
+def _tags(folder: str, file: Source, function: list[Row]) -> set[str]:
+    """The equations of a function, step by step."""
+    name, text, _ = function[0]
+    if not name or name.lower() in TABLE:
+        return set()  # of a whole file; or of a call that passes all on
+    lines = {number for row in function for number in row.lines}
+    tags = {tag for tag, at in file.computed.items() if lines & {*at}}
+    tags.update(tag for row in function for tag in TAG.findall(row.note))
+    return equations.by_steps(folder, tags or named(text))
+
+
+def page_of(path: str) -> tuple[str, str] | None:
+    """Page and fragment where a file of the repository is shown."""
+    if path not in SHOWN:
+        return None
+    page, version = SHOWN[path]
+    return page.uri, f"#{version}" if version else ""
+
+
+def _path(function) -> str:
+    path = Path(inspect.getfile(inspect.unwrap(function)))
+    return path.relative_to(ROOT).as_posix()
+
+
+def _operations() -> dict[str, Page]:
+    """The pages of versions, by name: one for each file of a loop."""
+    pages: dict[str, Page] = {}
     for operation in TABLE.values():
-        folder = _folder_of(operation)
+        path = PurePosixPath(_path(operation)).parent
+        naive = _path(operation.forms["naive"])
+        folder = path.relative_to("fwlab/ops").as_posix()
         if folder == "softmax":
             continue  # its efficient version is PyTorch's
-        naive, own = _file_of(operation, "naive"), folder in RECURRENCES
+        own = not naive.endswith("naive.py")
         name = PurePosixPath(naive).stem if own else folder.replace("/", "-")
-        title = _title(naive if own else f"fwlab/ops/{folder}/__init__.py")
-        page = pages.setdefault(name, Versions(title, folder, [], {}))
-        page.operations.append(operation)
-        for form in operation.forms:
-            version = "kernels" if form == "triton" else form
-            page.files.setdefault(version, _file_of(operation, form))
+        title = Source(naive if own else f"{path}/__init__.py").summary
+        title = re.split("[,:]", title)[0].rstrip(".").removeprefix("The ")
+        title = title[0].upper() + title[1:]
+        page = pages.setdefault(name, Page(name, title, folder, {}))
+        for form, function in operation.forms.items():
+            if form == "triton":
+                page.files["kernels"] = f"{path}/kernels.py"
+            else:
+                page.files.setdefault(form, _path(function))
     return pages
 
 
-PAGES = _pages()
-#: The files of versions, and the first page that shows each.
-SHOWN = {
-    path: (name, version)
-    for name, page in reversed(PAGES.items())
-    for version, path in page.files.items()
-}
-#: The folders of recurrences, after those of their families.
-FOLDERS = dict.fromkeys(
-    part
-    for folder in (*(page.folder for page in PAGES.values()), "softmax")
-    for part in (folder.partition("/")[0], folder)
-)
-#: The files with a page of their own, in the best order to read them.
-TREE = {
-    "Feature maps": ["fwlab/feature_maps.py"],
-    "Operations": [f"fwlab/ops/{folder}" for folder in FOLDERS],
-    "What the operations share": ["fwlab/ops"],
-    "Layers": ["fwlab/layers"],
-}
-INDEX, EQUATIONS = "annotated/index.md", "annotated/equations.md"
-RULES = "rules.md"
-MARK = re.compile(r"<!-- versions: ([\w-]+) -->")
+def _alone() -> dict[str, Page]:
+    """The pages of files with formulas that no page of versions shows."""
+    pages = {}
+    for path in ("feature_maps.py", "ops/**/*.py", "layers/*.py"):
+        for found in sorted((ROOT / "fwlab").glob(path)):
+            file = Source(found.relative_to(ROOT).as_posix())
+            formulas = sum(row.note.count("$") for row in file.rows) > 2
+            if (
+                (formulas or file.computed)
+                and file.path not in SHOWN
+                and found.stem != "__init__"
+            ):
+                name = file.path.removesuffix(".py").replace("fwlab", "source", 1)
+                pages[name] = Page(name, file.path, "", {"": file.path})
+    return pages
+
+
+def _shown(pages: dict[str, Page]) -> dict[str, tuple[Page, str]]:
+    return {
+        path: (page, version)
+        for page in reversed(pages.values())
+        for version, path in page.files.items()
+    }
+
+
+OPERATIONS = _operations()
+#: The files that pages show, with the first that does, and as which version.
+SHOWN = _shown(OPERATIONS)
+ALONE = _alone()
+SHOWN |= _shown(ALONE)
+PAGES = OPERATIONS | ALONE
 
 
 @event_priority(100)  # redirects must find the files
 def on_files(files, config):
     equations.forget()
-    for name in PAGES:
-        files.append(File.generated(config, _uri(name), content=_side(name, config)))
-    for path in _paths():
-        files.append(
-            File.generated(
-                config,
-                _uri_of(path),
-                content=_file(path, config),
-                # Pages link to them; they would fill the menu.
-                inclusion=InclusionLevel.NOT_IN_NAV,
-            )
-        )
-    files.append(File.generated(config, INDEX, content=_index()))
-    files.append(File.generated(config, EQUATIONS, content=_equations()))
-    for entry in config.nav:
-        for title, value in entry.items():
-            if value == "annotated/":
-                entry[title] = [INDEX, RULES, EQUATIONS, *map(_uri, PAGES)]
+    made = {page.uri: page.markdown(config.repo_url) for page in PAGES.values()}
+    index = render("annotated/index.md.jinja", operations=OPERATIONS, alone=ALONE)
+    made |= {INDEX: index, EQUATIONS: _equations()}
+    listed = [INDEX, EQUATIONS, *(page.uri for page in OPERATIONS.values())]
+    for uri, text in made.items():
+        file = File.generated(config, uri, content=text)
+        if uri not in listed:  # pages link to it; it would fill the menu
+            file.inclusion = InclusionLevel.NOT_IN_NAV
+        files.append(file)
+    (code,) = (entry["Code"] for entry in config.nav if "Code" in entry)
+    code[0] = {"Annotated source": listed}
     return files
 
 
-def on_page_markdown(markdown, page, config, files):
-    markdown = MARK.sub(lambda mark: _versions(mark[1], config), markdown)
-    if '<div class="annotated' in markdown:
-        page.meta.setdefault("scripts", []).append("scripts/annotated.js")
-        page.meta.setdefault("styles", []).append("styles/annotated.css")
-    return markdown
+def on_page_context(context, page, config, nav):
+    """Give letters of formulas their colours: they have been set by now."""
+    uri = page.file.src_uri
+    if uri in [page.uri for page in PAGES.values()]:
+        other = {letter for part, letter in OTHER.items() if part in uri}
 
+        def tint(found: re.Match) -> str:
+            letter = found[3].lower()
+            name = "" if letter in other else f" tint-{TINTS[letter]}"
+            return f"{found[1]}{name}{found[2]}"
 
-def page_of(path: str, alone: bool = False) -> tuple[str, str] | None:
-    """Page and fragment where a file of the repository is shown.
-
-    - `alone`: the page of this file, not one of several versions.
-    """
-    name, version = SHOWN.get(path, ("", "kernels"))
-    if not alone and version != "kernels":
-        return _uri(name), f"#{version}"
-    return (_uri_of(path), "") if path in _paths() else None
-
-
-def _paths() -> list[str]:
-    """The files that have a page."""
-    found = [ROOT / "fwlab" / "feature_maps.py"]
-    for folder in ("ops", "layers"):
-        found += sorted((ROOT / "fwlab" / folder).rglob("*.py"))
-    return [path.relative_to(ROOT).as_posix() for path in found]
-
-
-def _uri(name: str) -> str:
-    return f"annotated/{name}.md"
-
-
-def _uri_of(path: str) -> str:
-    # A page __init__.html would be hidden by some hosts.
-    path = path.removeprefix("fwlab/").removesuffix(".py")
-    return f"annotated/source/{path.replace('__init__', 'init')}.md"
-
-
-def _kernel_page(name: str) -> str | None:
-    """The page of its kernels: one for all folders of a family."""
-    folder = PAGES[name].folder.partition("/")[0]
-    page = f"kernels/{folder}.md"
-    here = "kernels" in PAGES[name].files and (ROOT / "docs" / page).exists()
-    return page if here else None
-
-
-def _side(name: str, config) -> str:
-    values = {"title": PAGES[name].title, "kernels": _kernel_page(name)}
-    values |= _columns(name, "naive", config)
-    return render("annotated/operation.md.jinja", **values)
-
-
-def _versions(name: str, config) -> str:
-    """All versions, the kernels beside one of the others."""
-    return render("annotated/versions.md.jinja", **_columns(name, "kernels", config))
-
-
-def _columns(page: str, stays: str, config) -> dict:
-    """Versions beside each other: `stays` is always there, with one other."""
-    files, folder = PAGES[page].files, PAGES[page].folder
-    titles = {name: title for name, title in VERSIONS.items() if name in files}
-    paths = {name: files[name] for name in titles}
-    versions = [*titles]
-    if "kernels" in titles:
-        for name, (title, path) in SHARED.get(folder, {}).items():
-            titles[name], paths[name] = title, f"fwlab/ops/{path}"
-    sources = {name: Source(path, name) for name, path in paths.items()}
-    rows = _Rows(sources)
-    version = {name: name if name in VERSIONS else "kernels" for name in paths}
-    # On the left is what scrolls by itself, and follows the page on the right.
-    left = [name for name in versions if (name == stays) == (stays == "naive")]
-    columns = [
-        {
-            "name": name,
-            "version": version[name],
-            "left": name in left,
-            "title": titles[name],
-            "path": path,
-            "source": source(config.repo_url, path),
-            "rows": [
-                row | {"beside": name not in left and beside}
-                for row, beside in zip(
-                    rows.of(name),
-                    _beside_rows(folder, sources[name], [sources[n] for n in left]),
-                    strict=True,
-                )
-            ],
-        }
-        for name, path in paths.items()
-    ]
-    chosen = next(name for name in versions if name not in ("naive", stays))
-    return {
-        "stays": stays,
-        "versions": versions,
-        "chosen": chosen,
-        "columns": columns,
-    }
-
-
-def _beside_rows(folder: str, file: Source, left: list[Source]) -> list[str]:
-    """For each row of a file, the first rows of the functions on the left that
-    compute most of the same equations, such as "naive-4". The first row of a
-    file is what it says of itself.
-    """
-
-    # What a chunk computes is many rules' equations.
-    here = set().union(
-        file.tags, file.computed, *(s.tags | {*s.computed} for s in left)
-    )
-
-    def functions(source: Source) -> dict[int, set[str]]:
-        """The index of the first row of each function, and its equations."""
-        found: dict[int, set[str]] = {}
-        for index, row in enumerate(source.rows):
-            if row.name or not index:
-                first = index
-            lines = {*row.lines}
-            tags = {tag for tag, at in source.computed.items() if lines & {*at}}
-            found.setdefault(first, set()).update(tags, TAG.findall(row.note))
-        for index, tags in found.items():
-            if not tags:
-                tags.update(named(source.rows[index].note))
-        return {i: equations.by_steps(folder, tags) & here for i, tags in found.items()}
-
-    def best(source: Source, tags: set[str]) -> int | None:
-        shared = {
-            index: len(tags & others) / len(tags | others)
-            for index, others in functions(source).items()
-            if index
-            and tags & others
-            # The public function passes its arguments on.
-            and source.rows[index].name.lower() not in TABLE
-        }
-        return max(shared, key=shared.__getitem__) if shared else None
-
-    pairs = {
-        index: " ".join(
-            f"{s.prefix}{i}"
-            for s in left
-            if (i := best(s, tags) if index else 0) is not None
-        )
-        for index, tags in functions(file).items()
-    }
-    return [pairs.get(index, "") for index in range(len(file.rows))]
-
-
-def _file(path: str, config) -> str:
-    name = SHOWN.get(path, (None,))[0]
-    return render(
-        "annotated/file.md.jinja",
-        path=path,
-        up="../" * (_uri_of(path).count("/") - 1),
-        versions=name and _uri(name).removeprefix("annotated/"),
-        kernels=name and _kernel_page(name),
-        source=source(config.repo_url, path),
-        rows=_Rows({"": Source(path)}, path=path).of(""),
-    )
-
-
-class _Rows:
-    """The rows of files that share a page, linked with each other.
-
-    - `path`: of a file with a page of its own; its numbers link to other
-      pages where it does not state the equation itself.
-    """
-
-    def __init__(self, sources: dict[str, Source], path: str = ""):
-        self.sources, self.path = sources, path
-        #: The first file that states each equation.
-        self.first: dict[str, Source] = {}
-        for file in sources.values():
-            for tag in file.tags:
-                self.first.setdefault(tag, file)
-
-    def of(self, name: str) -> list[dict[str, str]]:
-        return [self._row(self.sources[name], row) for row in self.sources[name].rows]
-
-    def _row(self, file: Source, row) -> dict[str, str]:
-        level = 2 if self.path else 3
-
-        def address(tag: str) -> str | None:
-            return self._address(file, tag)
-
-        def equation(tag: str, formula: str) -> str:
-            return self._equation(file, tag, formula)
-
-        return {
-            "name": row.name,
-            # Markdown would make __init__ bold, and a_ a mark, also in here.
-            "fragment": file.prefix
-            + row.name.replace(".", "-").replace("__", "").rstrip("_"),
-            "note": note(row.note, level, address, equation),
-            "code": file.blocks(row.lines, lambda text: linked(text, address)),
-        }
-
-    def _address(self, file: Source, tag: str) -> str | None:
-        """Of an equation: best in the same file, which is in view."""
-        if tag in self.first:
-            return f"#{self._anchor(file, tag)}"
-        return self._elsewhere(tag)
-
-    def _anchor(self, file: Source, tag: str) -> str:
-        repeated = tag in file.tags and self.first[tag] is not file
-        return f"{file.prefix if repeated else ''}eq-{tag}"
-
-    def _elsewhere(self, tag: str) -> str | None:
-        """An equation that another page states, or at least lists."""
-        path = next(iter(self.sources.values())).path
-        paper = equations.paper(path)
-        if tag in equations.listed()["exceptions"].get(path, {}):
-            return None  # another paper's
-        up = "../" * _uri_of(path).count("/") if self.path else "../"
-        place = equations.stated_for(path, tag)
-        if place in _paths():
-            return f"{up}{_uri_of(place).removesuffix('.md')}.html#eq-{tag}"
-        if tag in equations.papers().get(paper, {}).get("equations", {}):
-            return f"{up}annotated/equations.html#{paper}-{tag}"
-        return None
-
-    def _equation(self, file: Source, tag: str, formula: str) -> str:
-        """An equation with an anchor, and links to the lines that compute it."""
-        anchor = self._anchor(file, tag)
-        places = {
-            name: {other.anchor(line): line for line in other.computed[tag]}
-            for name, other in self.sources.items()
-            if tag in other.computed
-        }
-        return render(
-            "annotated/equation.md.jinja",
-            tag=tag,
-            formula=formula,
-            anchor=anchor,
-            places=places,
-        )
+        page.content = LETTER.sub(tint, page.content)
 
 
 def _equations() -> str:
     """Every equation of the papers, and where it is."""
-    papers = [
-        paper | {"name": name, "rows": _places(name, paper["equations"])}
-        for name, paper in equations.papers().items()
-        if paper["equations"]
-    ]
-    # Fan et al. have no numbers: those of the operation stand for them.
-    own = equations.listed()["fwlab"]["feedback"]
-    own = {tag: words for tag, words in own.items() if tag[0] == "f"}
-    fan = equations.papers()["fan2020"]
-    papers.append(fan | {"name": "fan2020", "rows": _places("fwlab", own, "fan2020")})
+    papers = []
+    for name, paper in equations.papers().items():
+        listed, whose = paper["equations"], name
+        if name == "fan2020":  # without numbers: those of the operation stand for them
+            own = equations.listed()["fwlab"]["feedback"]
+            listed, whose = {tag: own[tag] for tag in own if tag[0] == "f"}, "feedback"
+        if listed:
+            rows = _places(name, listed, whose)
+            papers.append(paper | {"name": name, "rows": rows})
     return render("annotated/equations.md.jinja", papers=papers)
 
 
-def _places(whose: str, listed: dict[str, str], paper: str = "") -> list[dict]:
+def _places(paper: str, listed: dict[str, str], whose: str) -> list[dict]:
     """The rows of a paper: the formula of each equation, and in which notebooks,
-    lines and tests it is.
+    lines and tests it is. Neighbours of which the same is said are one row.
 
     - `whose`: numbers they are, where files name them.
     """
-    rows, pages = [], _paths()
-    shown_by = equations.said_of("shown_by", paper or whose)
-    reasons = equations.said_of("no_code", paper or whose)
-    for words, tags in _together(listed):
-        lines, notebooks, tests, formulas = {}, {}, {}, {}
-        for places in (equations.computed(), equations.described()):
-            for tag in tags if not lines else ():
-                for path, line in places.get((whose, tag), []):
-                    if path in pages:
-                        lines.setdefault(path, {}).setdefault(line)
-        for tag in tags:
-            for stem, at in equations.in_notebooks().get((whose, tag), {}).items():
+    shown_by = equations.said_of("shown_by", paper)
+    reasons = equations.said_of("no_code", paper)
+    computed, described = equations.code()
+    rows = []
+    for words, group in groupby(listed, key=listed.__getitem__):
+        tags = [*group]
+        code, notebooks, formulas = {}, {}, {}
+        for number in [(whose, tag) for tag in tags]:
+            formulas[equations.formulas().get(number)] = number
+            for stem, at in equations.in_notebooks().get(number, {}).items():
                 notebooks.setdefault(stem, at)
-            formulas |= dict.fromkeys([equations.formulas().get((whose, tag), "")])
-            tests |= dict.fromkeys([shown_by[tag]] if tag in shown_by else [])
+            for path, line in computed.get(number) or described.get(number, ()):
+                if path in SHOWN:
+                    page, version = SHOWN[path]
+                    place = f"{page.uri.partition('/')[2]}#{prefix(version)}L{line}"
+                    code.setdefault(path, {})[line] = place
         rows.append(
             {
                 "tags": tags,
                 "words": re.sub(r" \(Eqs\. [\d-]+\)$", "", words),
-                # In a table of Markdown, | begins a cell.
-                "formulas": [f.replace("|", r"\vert ") for f in formulas if f],
+                "formulas": [*filter(None, formulas)],
                 "notebooks": [*notebooks.items()][:3],
-                "code": {
-                    path: (_beside(path), [*at][:4]) for path, at in lines.items()
-                },
+                "code": code,
                 "reason": reasons.get(tags[0], ""),
-                "tests": [test.split() for test in tests],
+                "tests": dict.fromkeys(shown_by[t] for t in tags if t in shown_by),
             }
         )
     return rows
-
-
-def _together(listed: dict[str, str]) -> list[tuple[str, list[str]]]:
-    """Neighbours of which the same is said, and that it is."""
-    groups: list[tuple[str, list[str]]] = []
-    for tag, words in listed.items():
-        if groups and groups[-1][0] == words:
-            groups[-1][1].append(tag)
-        else:
-            groups.append((words, [tag]))
-    return groups
-
-
-def _beside(path: str) -> str:
-    """The page of a file, for a page of the folder annotated/."""
-    return _uri_of(path).removeprefix("annotated/")
-
-
-def _index() -> str:
-    operations = [
-        {"uri": f"{name}.md", "title": page.title, "kernels": _kernel_page(name)}
-        for name, page in PAGES.items()
-    ]
-    tree = {
-        title: [
-            {"path": path, "uri": _beside(path), "summary": Source(path).summary}
-            for pattern in patterns
-            for path in _paths()
-            if pattern in (path, path.rpartition("/")[0])
-        ]
-        for title, patterns in TREE.items()
-    }
-    return render("annotated/index.md.jinja", operations=operations, tree=tree)

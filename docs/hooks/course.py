@@ -1,18 +1,15 @@
 """Fills in what docs/course.toml says about the notebooks, and what
 fwlab.exercises says about each exercise.
 
-The marks `<!-- course: map -->`, `<!-- course: ways -->`, `<!-- course: notebooks -->`,
-`<!-- course: class -->`, `<!-- exercises -->` and `<!-- scoreboard -->` of a page are
-replaced, and notebooks.py takes the head and foot of a notebook's page from here. The task, signature and place of an
-exercise come from its notebook, and what is checked from the registry of
-fwlab.exercises.
+The marks `<!-- course: map -->`, `<!-- course: ways -->`, `<!-- course: class -->`,
+`<!-- exercises -->` and `<!-- scoreboard -->` of a page are replaced, and notebooks.py
+takes the head and foot of a notebook's page from here.
 """
 
 import json
 import logging
 import math
 import re
-import textwrap
 import tomllib
 from collections.abc import Callable
 from itertools import chain, count
@@ -33,7 +30,6 @@ log = logging.getLogger("mkdocs.hooks.course")
 FILE = "docs/course.toml"
 PROGRESS = "scripts/progress.js"
 MAP = "<!-- course: map -->"
-NOTEBOOKS = "<!-- course: notebooks -->"
 #: What is made of the table of notebooks alone, and by which template.
 TABLES = {
     "<!-- course: ways -->": "course/ways.md.jinja",
@@ -41,7 +37,6 @@ TABLES = {
 }
 SCOREBOARD = "<!-- scoreboard -->"
 LISTED = "<!-- exercises -->"
-QUESTION = re.compile(r'^(?:predict|quiz)\("(\w+)", \.\.\.\)$', re.MULTILINE)
 #: A cell that judges an exercise or a derivation.
 CHECK = re.compile(r'\b(?:check|check_formula|golf)\((?:\w+, )?"?(\w+)')
 #: Kinds of pages that go with a notebook: their label and their place.
@@ -66,8 +61,6 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    if NOTEBOOKS in markdown:
-        markdown = markdown.replace(NOTEBOOKS, _notebooks(files))
     for mark, template in TABLES.items():
         if mark in markdown:
             table = render(template, course=_course(), ways=_ways())
@@ -83,7 +76,6 @@ def on_page_content(html, page, config, files):
     """Not in the Markdown: converting it would change a drawing."""
     if MAP not in html:
         return html
-    page.meta["early_scripts"] = [PROGRESS]
     return html.replace(MAP, _map(page, files))
 
 
@@ -189,32 +181,6 @@ def _scoreboard() -> str:
 # --- The course page ---------------------------------------------------
 
 
-def _notebooks(files) -> str:
-    """The section of each notebook on the course page, in Markdown."""
-    places, entries = _places(), []
-    for stem, entry in _course().items():
-        asks = [name for name, place in places.items() if place["file"] == stem]
-        if len(asks) != entry["exercises"]:
-            log.warning(
-                "%s: expected %d exercises in %s, got %d",
-                FILE,
-                entry["exercises"],
-                stem,
-                len(asks),
-            )
-        entries.append(
-            _linked(entry, files, str) | {"asks": asks, "questions": _questions(stem)}
-        )
-    return render("course/notebooks.md.jinja", entries=entries)
-
-
-def _questions(stem: str) -> list[str]:
-    """The questions that a notebook asks, by name."""
-    cells = json.loads((ROOT / _uri(stem)).read_text("utf-8"))["cells"]
-    code = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
-    return QUESTION.findall(code)
-
-
 #: Words that a reader takes in in a minute, of a text with equations.
 PACE = 180
 
@@ -237,39 +203,37 @@ def minutes(stem: str) -> int:
     return 5 * math.ceil(whole / 5)
 
 
-#: Three boxes beside each other can be read on a phone.
-COLUMNS, WIDTH, HEIGHT, LINE, GAP_X, GAP_Y = 3, 112, 48, 15, 14, 18
+#: Boxes beside each other: three can be read on a phone.
+COLUMNS = 3
 
 
 def _map(page, files) -> str:
-    """Which notebook builds on which, an arrow for each need."""
+    """Which notebook builds on which, a line for each need."""
     course = _course()
     cells = _cells(course)
-    places = {
-        stem: (column * (WIDTH + GAP_X) + 1, row * (HEIGHT + GAP_Y) + 1)
-        for stem, (row, column) in cells.items()
-    }
-    needs = [
-        (entry, [course[stem] for stem in entry["after"]])
-        for entry in course.values()
+    needs = {
+        stem: [course[before] for before in entry["after"]]
+        for stem, entry in course.items()
         if entry["after"]
-    ]
+    }
     return render(
         "course/map.html",
-        width=max(x for x, _ in places.values()) + WIDTH + 1,
-        height=max(y for _, y in places.values()) + HEIGHT + 1,
-        arrows=[
-            _arrow(cells[before["file"]], cells[entry["file"]], {*cells.values()})
-            for entry, all_before in needs
-            for before in all_before
+        columns=COLUMNS,
+        rows=1 + max(row for row, _ in cells.values()),
+        lines=[
+            _line(cells[before["file"]], cells[stem], {*cells.values()})
+            for stem, found in needs.items()
+            for before in found
         ],
         boxes=[
-            _box(entry, *places[stem])
-            | {"url": _url(entry["uri"], page, files), "file": stem}
+            entry
+            | {"row": cells[stem][0], "column": cells[stem][1]}
+            | {"url": _url(entry["uri"], page, files)}
+            | {"asks": entry["title"].partition(": ")[2] or entry["title"]}
             for stem, entry in course.items()
         ],
         first=[entry for entry in course.values() if not entry["after"]],
-        needs=needs,
+        needs=[(course[stem], found) for stem, found in needs.items()],
     )
 
 
@@ -291,69 +255,38 @@ def _cells(course: dict[str, dict]) -> dict[str, tuple[int, int]]:
     return cells
 
 
-def _box(entry: dict, x: float, y: float) -> dict:
-    lines = textwrap.wrap(entry["mark"] + entry["short"], 15)
-    lines.append(f"about {entry['read']} min")
-    top = y + HEIGHT / 2 - LINE / 2 * (len(lines) - 1) + 4.5
-    return {
-        "x": x,
-        "y": y,
-        "width": WIDTH,
-        "height": HEIGHT,
-        "line": LINE,
-        "top": top,
-        "lines": lines,
-    }
-
-
-def _arrow(start: tuple[int, int], end: tuple[int, int], boxes: set) -> str:
-    """From one cell down to another, around the boxes between them."""
+def _line(start: tuple, end: tuple, boxes: set) -> list[tuple[float, float]]:
+    """The corners of a line from the middle of one cell to that of another below it,
+    around the boxes between them: a cell is 1 wide and 1 high, its box a bit smaller.
+    """
     (row, column), (to_row, to_column) = start, end
-    x, to_x = (c * (WIDTH + GAP_X) + 1 + WIDTH / 2 for c in (column, to_column))
-    y, to_y = ((r * (HEIGHT + GAP_Y) + 1) for r in (row, to_row))
+    x, to_x = column + 0.5, to_column + 0.5
     between = range(row + 1, to_row)
-    below, above = y + HEIGHT + GAP_Y / 2 - 2, to_y - GAP_Y / 2 - 2
     if not any((r, column) in boxes for r in between):
-        way = f"V{above:g}H{to_x:g}V{to_y - 2:g}"
+        corners = [(x, to_row), (to_x, to_row)]
     elif not any((r, to_column) in boxes for r in between):
-        way = f"V{below:g}H{to_x:g}V{to_y - 2:g}"
-    else:  # between two columns, and in from the side
-        out = 1 if column > to_column else -1
-        side = to_x + out * WIDTH / 2
-        way = f"V{below:g}H{side + out * GAP_X / 2:g}V{to_y + HEIGHT / 2:g}H{side + out:g}"
-        return f"M{x:g} {y + HEIGHT:g}{way}m{5 * out} -4l{-5 * out} 4l{5 * out} 4"
-    return f"M{x:g} {y + HEIGHT:g}{way}m-4 -6l4 6l4 -6"
+        corners = [(x, row + 1), (to_x, row + 1)]
+    else:  # between two columns
+        side = max(column, to_column)
+        corners = [(x, row + 1), (side, row + 1), (side, to_row), (to_x, to_row)]
+    return [(x, row + 0.5), *corners, (to_x, to_row + 0.5)]
 
 
 # --- The page of exercises ---------------------------------------------
 
 
 def _exercises() -> str:
+    """A row for each exercise, in the order of the notebooks."""
     places, course = _places(), _course()
     found = []
     for name, exercise in EXERCISES.items():
         if name not in places:
             log.warning("no notebook has a cell that checks the exercise %s", name)
-        elif places[name]["file"] in course:  # else on_files has warned
-            found.append(
-                {
-                    "name": name,
-                    "entry": course[places[name]["file"]],
-                    "place": places[name],
-                    "task": exercise.task,
-                    "signature": exercise.signature,
-                    "difficulty": exercise.difficulty,
-                    "minutes": exercise.minutes,
-                    "properties": [_escaped(each.says) for each in exercise.properties],
-                    "answer": answer(name),
-                }
-            )
+        elif places[name] in course:  # else on_files has warned
+            title = re.match(r"\*\*(.+?)\.?\*\*", exercise.task)[1]
+            entry = course[places[name]]
+            found.append({"exercise": exercise, "entry": entry, "title": title})
     return render("course/exercises.md.jinja", exercises=found)
-
-
-def _escaped(text: str) -> str:
-    """What `check` prints for a property, in Markdown."""
-    return re.sub(r"([\[\]_*])", r"\\\1", text)
 
 
 def answer(name: str) -> str:
@@ -369,17 +302,11 @@ def answer(name: str) -> str:
     return render("course/answer.html", hints=asked.hints, code=Markup(shown), why=why)
 
 
-def _places() -> dict[str, dict[str, str]]:
-    """Where the notebooks ask for each exercise: file and section."""
-    places: dict[str, dict[str, str]] = {}
+def _places() -> dict[str, str]:
+    """The notebook that asks for each exercise."""
+    places: dict[str, str] = {}
     for path in sorted(ROOT.glob("notebooks/*.ipynb")):
-        section = ""
         for cell in json.loads(path.read_text("utf-8"))["cells"]:
-            text = "".join(cell["source"])
-            if cell["cell_type"] == "markdown":
-                section = ([section, *re.findall(r"^## (.+)$", text, re.M)])[-1]
-            else:
-                for name in EXERCISES.keys() & CHECK.findall(text):
-                    place = {"file": path.stem, "section": section}
-                    places.setdefault(name, place)
+            for name in EXERCISES.keys() & CHECK.findall("".join(cell["source"])):
+                places.setdefault(name, path.stem)
     return places

@@ -1,13 +1,11 @@
 """The downloads: the package as a wheel, and two editions of each notebook.
 
 The wheel is at the root of the site, and {{ wheel }} in a page is its name. The
-setup cell of a notebook installs a wheel that it finds next to it. mkdocs-jupyter
-puts the notebook itself, with its results, next to its page; the edition for
-working, in the folder beside, shows nothing before the reader has run it.
+setup cell of a notebook installs a wheel that it finds next to it. The edition for
+working shows nothing before the reader has run it.
 """
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -20,10 +18,6 @@ from repository import ROOT
 
 from fwlab.exercises.handouts import working_edition
 
-#: The files that go into a wheel.
-PARTS = ("pyproject.toml", "README.md", "LICENSE", "fwlab")
-#: The earliest date in a wheel, so that the same files give the same bytes.
-EPOCH = "315532800"
 BUILD = (
     "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
 )
@@ -34,11 +28,11 @@ def on_files(files, config):
     config.extra["wheel"] = name
     files.append(File.generated(config, name, content=wheel))
     for path in sorted(ROOT.glob("notebooks/*.ipynb")):
-        uri, content = (
-            f"notebooks/working/{path.name}",
-            working(path.read_text("utf-8")),
-        )
-        files.append(File.generated(config, uri, content=content))
+        text = path.read_text("utf-8")
+        working = json.dumps(working_edition(json.loads(text)), ensure_ascii=False)
+        for folder, content in (("working", working), ("results", text)):
+            uri = f"notebooks/{folder}/{path.name}"
+            files.append(File.generated(config, uri, content=content))
     return files
 
 
@@ -52,32 +46,15 @@ def build() -> tuple[str, bytes]:
     Errors: `PluginError` if there is no wheel, with the reason.
     """
     with TemporaryDirectory() as folder:
-        # In a copy: setuptools leaves files next to those that it builds.
+        # Of a copy: setuptools leaves files next to those that it builds.
         tree, out = Path(folder, "tree"), Path(folder, "out")
-        tree.mkdir()
-        for part in PARTS:
-            if (ROOT / part).is_dir():
-                left = shutil.ignore_patterns("__pycache__")
-                shutil.copytree(ROOT / part, tree / part, ignore=left)
-            else:
-                shutil.copy(ROOT / part, tree)
-        # The wheel keeps permissions, which depend on who checked out.
-        for path in tree.rglob("*"):
-            path.chmod(0o755 if path.is_dir() else 0o644)
-        done = subprocess.run(
-            [sys.executable, "-c", BUILD, str(out)],
-            cwd=tree,
-            env=os.environ | {"SOURCE_DATE_EPOCH": EPOCH},
-            capture_output=True,
-            encoding="utf-8",
-        )
+        no_cache = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / "fwlab", tree / "fwlab", ignore=no_cache)
+        for name in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(ROOT / name, tree)
+        command = [sys.executable, "-c", BUILD, str(out)]
+        done = subprocess.run(command, cwd=tree, capture_output=True, encoding="utf-8")
         if done.returncode:
             raise PluginError(f"setuptools could not build the wheel:\n{done.stderr}")
         (wheel,) = out.glob("*.whl")
         return wheel.name, wheel.read_bytes()
-
-
-def working(notebook: str) -> bytes:
-    """A notebook without what its cells have shown."""
-    content = working_edition(json.loads(notebook))
-    return f"{json.dumps(content, ensure_ascii=False, indent=1)}\n".encode()

@@ -6,18 +6,22 @@ docs/equations.toml lists the equations of each paper.
 import json
 import re
 import tomllib
+from collections import defaultdict
 from functools import cache
 
 from literate import DISPLAY, Source, named
 from markdown.extensions.toc import slugify
 from repository import ROOT
 
-LIST = ROOT / "docs" / "equations.toml"
+#: Whose number an equation has, and the number.
+Number = tuple[str | None, str]
+#: Lines of files.
+Places = list[tuple[str, int]]
 
 
 @cache
 def listed() -> dict:
-    return tomllib.loads(LIST.read_text("utf-8"))
+    return tomllib.loads((ROOT / "docs" / "equations.toml").read_text("utf-8"))
 
 
 def papers() -> dict[str, dict]:
@@ -47,8 +51,14 @@ def paper(path: str) -> str | None:
 
 
 def whose(path: str, tag: str) -> str | None:
-    """The paper whose number this is in a file."""
-    return listed()["exceptions"].get(path, {}).get(tag) or paper(path)
+    """Whose number this is in a file: of a paper, or ours of a folder of fwlab/ops."""
+    if tag[0].isdigit():
+        return listed()["exceptions"].get(path, {}).get(tag) or paper(path)
+    having = [family for family, tags in listed()["fwlab"].items() if tag in tags]
+    # The same number may have another meaning in another folder.
+    own = [family for family in having if path.startswith(f"fwlab/ops/{family}")]
+    alike = [family for family in having if family in path]
+    return next(iter(own + alike + having), None)
 
 
 def by_steps(folder: str, tags: set[str]) -> set[str]:
@@ -62,47 +72,31 @@ def by_steps(folder: str, tags: set[str]) -> set[str]:
     return steps | {tag for tag in own if tag[0] in steps}
 
 
-def family(path: str) -> str:
-    """The folder of fwlab/ops with numbers of its own that has a file, or ""."""
-    folder = path.removeprefix("fwlab/ops/").partition("/")[0]
-    return folder if folder in listed()["fwlab"] else ""
-
-
 @cache
 def sources() -> dict[str, Source]:
     """The files of the package, each specification before its other forms."""
     paths = [p.relative_to(ROOT).as_posix() for p in (ROOT / "fwlab").rglob("*.py")]
-    paths.sort(key=lambda path: (not specifies(path), path))
-    return {path: Source(path) for path in paths}
+    files = sorted(map(Source, paths), key=lambda f: (not specifies(f), f.path))
+    return {file.path: file for file in files}
 
 
-def specifies(path: str) -> bool:
+def specifies(file: Source) -> bool:
     """Whether a file is a specification: it has a loop over time."""
-    naive = path.endswith("naive.py")
-    return naive or "\ndef loop(" in (ROOT / path).read_text("utf-8")
+    return file.path.endswith("naive.py") or "\ndef loop(" in file.text
 
 
 @cache
-def computed() -> dict[tuple[str | None, str], list[tuple[str, int]]]:
-    """Paper and number of an equation, and the lines that compute it."""
-    found: dict[tuple[str | None, str], list[tuple[str, int]]] = {}
-    for path, file in sources().items():
+def code() -> tuple[dict[Number, Places], dict[Number, Places]]:
+    """The lines that compute an equation, and the functions whose notes name it."""
+    computed, described = defaultdict(list), defaultdict(list)
+    library = {p: file for p, file in sources().items() if "/exercises/" not in p}
+    for path, file in library.items():
         for tag, lines in file.computed.items():
-            places = found.setdefault((whose(path, tag), tag), [])
-            places += [(path, line) for line in lines]
-    return found
-
-
-@cache
-def described() -> dict[tuple[str | None, str], list[tuple[str, int]]]:
-    """Paper and number of an equation, and the functions whose notes name it."""
-    found: dict[tuple[str | None, str], list[tuple[str, int]]] = {}
-    for path, file in sources().items():
+            computed[whose(path, tag), tag] += [(path, line) for line in lines]
         for row in file.rows:
             for tag in named(row.note) if row.name else ():
-                place = (path, row.lines[0])
-                found.setdefault((whose(path, tag), tag), []).append(place)
-    return found
+                described[whose(path, tag), tag].append((path, row.lines[0]))
+    return computed, described
 
 
 @cache
@@ -121,23 +115,17 @@ def sections() -> list[tuple[str, str, str]]:
 
 
 @cache
-def in_notebooks() -> dict[tuple[str | None, str], dict[str, str]]:
-    """Paper and number of an equation, and the notebooks that have it, each with
-    the anchor of its section.
-
-    Those that state it come before those that name it.
+def in_notebooks() -> dict[Number, dict[str, str]]:
+    """The notebooks that have an equation, each with the anchor of its section: those
+    that state it before those that name it.
     """
-    state, name = {}, {}
-    for stem, anchor, text in sections():
-        here = paper(f"notebooks/{stem}.ipynb")
-        for tag in _tagged(text):
-            state.setdefault((here, tag), {}).setdefault(stem, anchor)
-        for tag in named(text):
-            name.setdefault((here, tag), {}).setdefault(stem, anchor)
-    return {
-        key: state.get(key, {}) | name.get(key, {}) | state.get(key, {})
-        for key in state | name
-    }
+    found = defaultdict(dict)
+    for tags_of in (_tagged, named):
+        for stem, anchor, text in sections():
+            for tag in tags_of(text):
+                number = whose(f"notebooks/{stem}.ipynb", tag), tag
+                found[number].setdefault(stem, anchor)
+    return found
 
 
 def _tagged(text: str) -> list[str]:
@@ -147,13 +135,11 @@ def _tagged(text: str) -> list[str]:
 
 
 @cache
-def formulas() -> dict[tuple[str | None, str], str]:
-    """Paper and number of an equation, and its TeX: as a notebook states it, or
-    else the package.
-    """
+def formulas() -> dict[Number, str]:
+    """The TeX of an equation: as a notebook states it, or else the package."""
     texts = [(f"notebooks/{stem}.ipynb", text) for stem, _, text in sections()]
     texts += [(path, file.text) for path, file in sources().items()]
-    found: dict[tuple[str | None, str], str] = {}
+    found: dict[Number, str] = {}
     for path, text in texts:
         for shown in DISPLAY.findall(text):
             tex = re.sub(r"\\tag\{.*?\}|\s+", " ", shown).strip("$ .,")
@@ -165,32 +151,16 @@ def formulas() -> dict[tuple[str | None, str], str]:
 
 
 @cache
-def stated() -> dict[tuple[str | None, str], str]:
-    """Paper and number of an equation, and the file that states it first.
-
-    Of our own numbers, by the folder in place of the paper; and by the paper
-    those with a single meaning.
-    """
-    found: dict[tuple[str | None, str], str] = {}
-    twice = set()
+def stated() -> dict[Number, str]:
+    """The file that states an equation first."""
+    found: dict[Number, str] = {}
     for path, file in sources().items():
         for tag in file.tags:
-            first = found.setdefault((paper(path), tag), path)
-            if not tag[0].isdigit():
-                found.setdefault((family(path), tag), path)
-                if family(first) != family(path):
-                    twice.add((paper(path), tag))
-    return {number: path for number, path in found.items() if number not in twice}
-
-
-def stated_for(path: str, tag: str) -> str | None:
-    """The file that states what a file means by a number."""
-    by_folder = stated().get((family(path), tag))
-    return by_folder or stated().get((paper(path), tag))
+            found.setdefault((whose(path, tag), tag), path)
+    return found
 
 
 def forget() -> None:
     """Read everything again: files change while the site is served."""
-    caches = (listed, sources, computed, described, sections, in_notebooks, formulas)
-    for known in (*caches, stated):
+    for known in (listed, sources, code, sections, in_notebooks, formulas, stated):
         known.cache_clear()

@@ -3,12 +3,12 @@ a figure in place of `<!-- still: NAME -->`, and pictures of all figures in
 place of `<!-- gallery -->`.
 
 A figure is docs/figures/NAME.js, a module. esbuild makes one script of it and all
-that it imports, as a page opened from disk runs no modules. Next to it are
-NAME.html, the picture it starts with, and NAME.txt, a description of that picture;
-both are written by docs/tools/keep_figures.py, for readers without scripts and for
-print, and so is heights.json, so that the text below a figure does not move when it
-begins. A figure that changes with the text has a picture of each step,
-NAME-STEP.html. docs/templates/theme/main.html loads the scripts of a page.
+that it imports, as a page opened from disk runs no modules; numbers that it imports
+are made by docs/hooks/frames.py. Next to it is NAME.html,
+the picture it starts with, its words, and its height, so that the text below it does
+not move when it begins; docs/tools/keep_figures.py writes it, for readers without
+scripts and for print. A figure that changes with the text has a picture of each
+step, NAME-STEP.html. docs/templates/theme/main.html loads the scripts of a page.
 Drawings are kept out of search; they are in sections, as the search plugin
 takes the end of the first nested element of a name for that of the outer one.
 The gallery has every page of docs/figures, in the order of the navigation,
@@ -19,11 +19,11 @@ import json
 import os
 import re
 import subprocess
-import tomllib
 from base64 import b64encode
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from frames import DATA
 from markupsafe import Markup
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
@@ -34,11 +34,7 @@ from templates import render
 MARK = re.compile(r"<!-- figure: (\w+) -->")
 STILL = re.compile(r"<!-- still: ([\w-]+) -->")
 FOLDER = ROOT / "docs" / "figures"
-PUZZLES = FOLDER / "puzzles.toml"
 GALLERY = "<!-- gallery -->"
-#: A part of a drawing that a script makes into a control, and what makes it one.
-HANDLE = re.compile(r'<g [^>]*role="(?:slider|button)"[^>]*>')
-ACTIVE = re.compile(r' (?:tabindex|aria-(?:value|pressed)\w*)="[^"]*"')
 #: Figures of other pages: page, title, description.
 ELSEWHERE = {
     "live": (
@@ -52,6 +48,18 @@ ELSEWHERE = {
         "A memory that can be corrected",
         "Scroll, and a matrix of four numbers learns where people are, mixes them "
         "up, and is corrected: from the outer product to a chunk.",
+    ),
+    "ten": (
+        "rules.md",
+        "Ten rules on one text",
+        "Eight tokens, ten memories side by side: move through the text, and see "
+        "after which token each rule reads something wrong.",
+    ),
+    "biases": (
+        "figures/aft.md",
+        "Biases of AFT",
+        "Four forms of AFT are one table of biases: change one, and see the weights "
+        "and outputs that follow.",
     ),
 }
 #: The figures of each script that a page loads, by its name.
@@ -76,8 +84,9 @@ def on_page_content(html, page, config, files):
     if names := MARK.findall(html):
         bundles["-".join(names)] = names
         page.meta.setdefault("scripts", []).append(f"figures/{'-'.join(names)}.js")
-    html = STILL.sub(lambda mark: _figure(mark[1], "still.html", page), html)
-    return MARK.sub(lambda mark: _figure(mark[1], "figure.html", page), html)
+    step, begins = 'class="fw-figure fw-step"', 'class="fw-figure" id="figure-{}"'
+    html = STILL.sub(lambda mark: _figure(mark[1], step, page), html)
+    return MARK.sub(lambda mark: _figure(mark[1], begins.format(mark[1]), page), html)
 
 
 def on_env(env, config, files):
@@ -99,9 +108,12 @@ def bundled(figures: dict[str, list[str]]) -> dict[str, str]:
     options = ["--bundle", "--charset=utf8", "--format=iife", "--minify"]
     options += ["--log-level=warning", "--log-override:import-is-undefined=error"]
     with TemporaryDirectory() as folder:
-        puzzles, out = Path(folder, "puzzles.json"), Path(folder, "out")
-        puzzles.write_text(json.dumps(tomllib.loads(PUZZLES.read_text("utf-8"))))
-        options += [f"--alias:fwlab-puzzles={puzzles}", f"--outdir={out}"]
+        out = Path(folder, "out")
+        options.append(f"--outdir={out}")
+        for name, make in DATA.items():
+            path = Path(folder, f"data-{name}.json")
+            path.write_text(json.dumps(make()), "utf-8")
+            options.append(f"--alias:fwlab-{name}={path}")
         for name, modules in figures.items():
             lines = [f"import {json.dumps(f'{FOLDER}/{m}.js')};" for m in modules]
             Path(folder, f"{name}.js").write_text("\n".join(lines), "utf-8")
@@ -141,23 +153,12 @@ def _cards(gallery, config, files):
         page = page.next_page
 
 
-def _figure(name: str, template: str, page) -> str:
+def _figure(name: str, attributes: str, page) -> str:
     _, title, _ = ELSEWHERE.get(name, (None, page.title, None))
-    return render(
-        template,
-        name=name,
-        title=title,
-        picture=Markup(HANDLE.sub(_inert, _text(f"{name}.html"))),
-        words=_text(f"{name}.txt"),
-        height=json.loads(_text("heights.json")).get(name),
-    )
-
-
-def _inert(handle: re.Match) -> str:
-    """Until its script runs, nothing follows a press or an arrow key."""
-    return re.sub(r'role="\w+"', 'role="img"', ACTIVE.sub("", handle[0]))
-
-
-def _text(name: str) -> str:
-    path = FOLDER / name
-    return path.read_text("utf-8").strip() if path.exists() else ""
+    path = FOLDER / f"{name}.html"
+    new = f'<section class="fw-stage" data-figure="{name}"></section>'
+    new += '<figcaption class="fw-words"></figcaption>'
+    kept = path.read_text("utf-8").strip() if path.exists() else new
+    if "fw-step" in attributes:  # its script makes a figure of the other one
+        kept = re.sub(r' data-figure="\w+"(?: style="[^"]*")?', "", kept, count=1)
+    return f'<figure {attributes} aria-label="{title}">{kept}</figure>'

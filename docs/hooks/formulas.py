@@ -1,15 +1,15 @@
 """Sets the formulas of all pages with KaTeX, in Node, once all pages are made.
 
 So they need no script in the browser: they are there without scripts and in
-print, and nothing moves when they appear. arithmatex marks them on Markdown pages,
-notebooks.py by `marked`. A formula that KaTeX cannot set stops the build.
+print, and nothing moves when they appear. arithmatex marks them. A formula that KaTeX
+cannot set stops the build.
 """
 
 import json
 import re
 import subprocess
 from functools import partial
-from html import escape, unescape
+from html import unescape
 
 import numbered
 from mkdocs.exceptions import PluginError
@@ -22,29 +22,10 @@ MARKED = re.compile(
     r'(<(span|div) class="arithmatex">)\s*(?:\\\((.*?)\\\)|\\\[(.*?)\\\])\s*</\2>([.,;:!?)\]]*)',
     re.DOTALL,
 )
-#: A formula in the text of a notebook.
-TEX = re.compile(
-    r"\$\$(.+?)\$\$|(\\begin\{align\}.+?\\end\{align\})|\$(.+?)\$", re.DOTALL
-)
 #: A formula can be broken between two of these; screen readers skip all of them.
 BASE, HIDDEN = '<span class="katex-base">', ' aria-hidden="true"'
 #: Set in this run: while a page is being written, others stay as they are.
 done: dict[tuple[str, bool], str] = {}
-
-
-def marked(text: str) -> str:
-    """The text of a notebook as HTML, with its formulas as arithmatex marks them."""
-
-    def mark(found: re.Match) -> str:
-        left, right = "()" if found[3] else "[]"
-        tex = escape(found[found.lastindex], quote=False)
-        return f'<span class="arithmatex">\\{left}{tex}\\{right}</span>'
-
-    parts, end = [], 0
-    for found in TEX.finditer(text):
-        parts += [escape(text[end : found.start()], quote=False), mark(found)]
-        end = found.end()
-    return "".join(parts) + escape(text[end:], quote=False)
 
 
 @event_priority(-100)  # when all that makes or reads pages has seen TeX

@@ -2,8 +2,8 @@
 
 `CASES` is a regular expression; cases whose name starts with a match are
 shown. tests/machine/test_compiled.py writes the numbers, and the tests beside it check
-them. What a GPU has timed goes in place of `<!-- timed: TABLE -->`, and pictures of it
-and of the memories of a GPU in place of `<!-- drawn: PICTURE -->`.
+them. Pictures of what a GPU has timed, and of its memories, go in place of
+`<!-- drawn: PICTURE -->`.
 """
 
 import json
@@ -16,21 +16,13 @@ from fwlab.ops import TABLE
 from fwlab.ops.linear.kernels import NARROW
 
 MARK = re.compile(r"<!-- kernels: (.+?) -->")
-TIMED = re.compile(r"<!-- timed: (\w+) -->")
 #: Calls that a GPU has timed, next to others.
 PEERS = "gpu-nvidia-h200.json"
-#: Calls whose kernels a GPU has timed.
-MEASURED = "model-nvidia-h200.json"
-#: Forms that a GPU has timed, and what of a form each kernel depends on.
-FORMS = "forms-nvidia-h200.json"
-WALK = ("C", "BV", "warps", "stages")
-PARTS = {"forward": WALK, "backward_state": WALK}
-PARTS["backward_inputs"] = ("C", "BK", "AV", "chunk_warps")
+#: What kernels are compiled for.
 TARGETS = {"90": "Hopper", "80": "Ampere", "75": "Turing"}
 
 
 def on_page_markdown(markdown, page, config, files):
-    markdown = TIMED.sub(lambda mark: _timed(mark[1]), markdown)
     return MARK.sub(lambda mark: _table(mark[1]), markdown)
 
 
@@ -66,52 +58,6 @@ def _places() -> dict:
 
 def _read(name: str) -> dict:
     return json.loads((ROOT / "docs" / "results" / name).read_text("utf-8"))
-
-
-def _timed(what: str) -> str:
-    tables = {"measured": _measured, "forms": _forms}
-    return render("timed.html", what=what, **tables[what]())
-
-
-def _measured() -> dict:
-    """The calls that a GPU has timed: by case, what each kernel spills, and its time."""
-    run = _read(MEASURED)
-    rows = {}
-    for case, times in run["triton"].items():
-        stack, us = times["stack"], times["kernels"]
-        kernels = {name: (stack[name], us[name]) for name in stack}
-        whole = (None, sum(us for _, us in kernels.values()))
-        rows[case] = {**times, "kernels": {**kernels, "all of them": whole}}
-    return {**run, "rows": rows, "file": MEASURED}
-
-
-def _forms() -> dict:
-    """By case, the kernels whose form a GPU has changed: both forms and times.
-
-    The last row of a case is the sum of all its kernels.
-    """
-    run, cases = _read(FORMS), {}
-    for chosen in run["chosen"]:
-        case, form = (chosen["case"], chosen["width"]), chosen["form"]
-        same = [
-            (row["form"], row["microseconds"])
-            for row in run["forms"]
-            if (row["case"], row["width"]) == case and "microseconds" in row
-        ]
-        (old, times), rows = same[0], {}
-        for kernel, us in times.items():
-            names = PARTS.get(kernel, ("C",))
-            now = next(
-                t[kernel] for x, t in same if all(x[n] == form[n] for n in names)
-            )
-            other = [name for name in names if old[name] != form[name]]
-            was, new = (", ".join(f"{n} {x[n]}" for n in other) for x in (old, form))
-            rows[kernel] = (was, new, us, now)
-        if any(was for was, *_ in rows.values()):
-            whole = [sum(row[at] for row in rows.values()) for at in (2, 3)]
-            rows = {name: row for name, row in rows.items() if row[0]}
-            cases[f"{case[0]} {case[1]}"] = {**rows, "all of them": ("", "", *whole)}
-    return {**run, "cases": cases, "file": FORMS}
 
 
 def _table(pattern: str) -> str:

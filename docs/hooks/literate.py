@@ -1,8 +1,7 @@
-"""Cuts a Python file into rows of notes and code.
+"""Cuts a Python file into notes and code.
 
-Docstrings and full-line comments become notes, set as Markdown; the code
-keeps its line numbers. A comment such as `# Eq. 24` or `# (d1)` and the
-equation with that tag link to each other.
+Docstrings and full-line comments become notes, set as Markdown; the code keeps its
+line numbers. A comment such as `# Eq. 24` or `# (d1)` names the equation with that tag.
 """
 
 import ast
@@ -11,27 +10,28 @@ import io
 import re
 import textwrap
 import tokenize
-from collections.abc import Callable, Iterator
-from functools import cache
-from itertools import pairwise
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from html import escape
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
-from markupsafe import Markup
-from pygments import highlight
-from pygments.filter import simplefilter
-from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
-from pygments.token import Name, Operator, Punctuation, Text
+from pygments.token import STANDARD_TYPES, Comment, Name, Operator, Punctuation, Text
 from repository import ROOT
-from templates import render
 
-DISPLAY = re.compile(r"[ \t]*\$\$.*?\$\$", re.DOTALL)
+DISPLAY = re.compile(r"([ \t]*\$\$.*?\$\$)", re.DOTALL)
 TAG = re.compile(r"\\tag\{(\w+)\}")
 #: "Eq. 24", "Eqs. 26 and 27", "Eqs. 20-25", "(d1)".
 REFERENCE = re.compile(
     r"\bEqs?\.\s+\w+(?:(?:-|, | and | to )[a-z]?\d+)*|\((?P<own>[a-z]\d+)\)"
 )
 NUMBER = re.compile(r"\b(?:[a-z]\d+|\d+[a-z]?)\b")
+#: What has a colour of its own, by its name in the code without the index of a step.
+TINTS = {"k": "key", "K": "key", "v": "value", "V": "value", "v_bar": "value"}
+TINTS |= {"V_bar": "value", "W": "W", "beta": "beta", "b_t": "beta"}
+#: They look alike, and are half of a page.
+PLAIN = Name, Operator, Punctuation, Text
 
 
 class Row(NamedTuple):
@@ -43,170 +43,134 @@ class Row(NamedTuple):
 
 
 class Source:
-    """A file of the package.
+    """A file of the package."""
 
-    - `path`: from the root of the repository.
-    - `prefix`: of its anchors, where a page shows several files.
-    """
-
-    def __init__(self, path: str, prefix: str = ""):
+    def __init__(self, path: str):
         self.path = path
-        self.prefix = f"{prefix}-" if prefix else ""
         self.text = (ROOT / path).read_text("utf-8")
+        self.tree = ast.parse(self.text)
+        #: The equations that it states.
         self.tags = set(TAG.findall(self.text))
 
     @property
     def summary(self) -> str:
         """First line of the docstring, without the mark of a heading."""
-        note = ast.get_docstring(ast.parse(self.text)) or ""
-        return note.partition("\n")[0].lstrip("# ")
+        return (ast.get_docstring(self.tree) or "").partition("\n")[0].lstrip("# ")
 
-    @property
-    def rows(self) -> list[Row]:
-        return _rows(self.text)
+    @cached_property
+    def comments(self) -> list[tuple[int, str, bool]]:
+        """Each comment: its line, its text, and whether it has that line alone."""
+        return [
+            (token.start[0], token.string, not token.line[: token.start[1]].strip())
+            for token in tokenize.generate_tokens(io.StringIO(self.text).readline)
+            if token.type == tokenize.COMMENT
+        ]
 
-    @property
+    @cached_property
     def computed(self) -> dict[str, list[int]]:
         """The lines whose comment names an equation."""
-        return _computed(self.text)
+        lines: dict[str, list[int]] = {}
+        for number, comment, alone in self.comments:
+            for tag in () if alone else sorted(named(comment)):
+                lines.setdefault(tag, []).append(number)
+        return lines
 
-    def anchor(self, line: int) -> str:
-        return f"{self.prefix}L{line}"
+    @cached_property
+    def rows(self) -> list[Row]:
+        notes: dict[int, tuple[str, str]] = {}  # by the first line of the code below
+        hidden: set[int] = set()
 
-    def blocks(self, numbers: list[int], link: Callable[[str], str]) -> str:
-        """Code of a row; where lines are left out, a new block begins."""
-        blocks, lines = [], self.text.splitlines()
-        for run in _runs(numbers):
-            while run and not lines[run[0] - 1].strip():
-                run.pop(0)
-            while run and not lines[run[-1] - 1].strip():
-                run.pop()
-            if run:
-                blocks.append([self._line(number, link) for number in run])
-        return render("annotated/code.html", blocks=blocks)
+        def visit(node: ast.AST, name: str) -> None:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                name = f"{name}.{node.name}".lstrip(".")
+                first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+                notes[first] = name, ast.get_docstring(node) or ""
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                for before, text in pairwise([None, *node.body]):
+                    # A docstring, or what is said below a constant or a field.
+                    if _is_text(text) and not isinstance(before, ast.Expr):
+                        hidden.update(range(text.lineno, text.end_lineno + 1))
+                        if before:
+                            said = inspect.cleandoc(text.value.value)
+                            notes[before.lineno] = "", said
+            for child in ast.iter_child_nodes(node):
+                visit(child, name)
 
-    def _line(self, number: int, link: Callable[[str], str]) -> dict:
-        code, comment = _code(self.text)[number - 1]
-        return {
-            "number": number,
-            "anchor": self.anchor(number),
-            "html": Markup(code + link(comment)),
-            "tags": sorted(t for t, at in self.computed.items() if number in at),
-        }
+        about = ast.get_docstring(self.tree) or ""
+        notes[1] = "", re.sub(r"\A# .*\n*", "", about)  # the page has the heading
+        visit(self.tree, "")
+        alone = {number: text for number, text, whole in self.comments if whole}
+        for run in runs(alone):
+            hidden.update(run)
+            note = "\n".join(re.sub("^#:? ?", "", alone[number]) for number in run)
+            name, own = notes.get(run[-1] + 1, ("", ""))
+            notes[run[-1] + 1] = name, f"{note}\n\n{own}"
+        starts = [*sorted(notes), len(self.text.splitlines()) + 1]
+        return [
+            Row(*notes[start], [n for n in range(start, stop) if n not in hidden])
+            for start, stop in pairwise(starts)
+        ]
 
+    @property
+    def functions(self) -> list[list[Row]]:
+        """The rows of each function; first what the file says of itself."""
+        found: list[list[Row]] = []
+        for row in self.rows:
+            if row.name or not found:
+                found.append([])
+            found[-1].append(row)
+        return found
 
-@cache  # a file stands on several pages
-def _rows(text: str) -> list[Row]:
-    tree, last = ast.parse(text), len(text.splitlines())
-    notes: dict[int, tuple[str, str]] = {}  # first line of the code below
-    hidden: set[int] = set()
-    owner = {  # of a method, or of a function inside a function
-        inner: node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef | ast.FunctionDef)
-        for inner in node.body
-    }
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            continue
-        note = ast.get_docstring(node)
-        if note:
-            hidden.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
-        if isinstance(node, ast.Module):
-            notes[1] = ("", note or "")
-        else:
-            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            name, outer = node.name, node
-            while outer := owner.get(outer):
-                name = f"{outer.name}.{name}"
-            notes[first] = (name, note or "")
-    for assignment, words in _described(tree):
-        hidden.update(range(words.lineno, words.end_lineno + 1))
-        notes[assignment.lineno] = ("", inspect.cleandoc(words.value.value))
-    comments = {
-        number: re.sub("^#:? ?", "", comment)
-        for number, comment, alone in _comments(text)
-        if alone
-    }
-    for run in _runs(sorted(comments)):
-        hidden.update(run)
-        note = "\n".join(comments[number] for number in run)
-        name, own = notes.get(run[-1] + 1, ("", ""))
-        notes[run[-1] + 1] = (name, f"{note}\n\n{own}")
-    starts = sorted(notes)
-    return [
-        Row(*notes[start], [n for n in range(start, stop) if n not in hidden])
-        for start, stop in zip(starts, [*starts[1:], last + 1], strict=True)
-    ]
+    @cached_property
+    def tokens(self) -> list[tuple]:
+        return [*PythonLexer(stripnl=False).get_tokens(self.text)]
 
+    def lines(
+        self, prefix: str, link: Callable[[str], str], defined: dict[str, str]
+    ) -> list[str]:
+        """Each line as HTML, with its number.
 
-@cache
-def _comments(text: str) -> list[tuple[int, str, bool]]:
-    """Each comment: its line, its text, and whether it has that line alone."""
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    return [
-        (token.start[0], token.string, not token.line[: token.start[1]].strip())
-        for token in tokens
-        if token.type == tokenize.COMMENT
-    ]
+        - `prefix`: of its anchor.
+        - `link`: what to make of a comment.
+        - `defined`: where what the file uses is explained.
+        """
+        html, before = "", ""
+        for (kind, text), (_, after) in pairwise([*self.tokens, (Text, "")]):
+            style = "" if kind in PLAIN else STANDARD_TYPES[kind]
+            shown = escape(text, quote=False)
+            if kind in Comment:
+                shown = link(shown)
+            elif kind is Name and before != "." and text in defined:
+                if after.startswith("(") or text[0].isupper():
+                    shown = f'<a class="def" href="{defined[text]}">{shown}</a>'
+            elif kind is Name:
+                tint = TINTS.get(text) or TINTS.get(text.removesuffix("_t"))
+                tint = None if tint == "beta" and "aft" in self.path else tint
+                style = f"tint-{tint}" if tint else ""
+            for part in shown.splitlines(keepends=True):
+                plain = not style or part.isspace()
+                html += part if plain else f'<span class="{style}">{part}</span>'
+            before = text
+        return [
+            self._line(prefix, number, line) if line else "\n"
+            for number, line in enumerate(html.splitlines(), 1)
+        ]
 
-
-@cache
-def _computed(text: str) -> dict[str, list[int]]:
-    """The lines whose comment names an equation."""
-    lines: dict[str, list[int]] = {}
-    for number, comment, alone in _comments(text):
-        for tag in () if alone else sorted(named(comment)):  # alone it is a note
-            lines.setdefault(tag, []).append(number)
-    return lines
-
-
-@cache
-def _code(text: str) -> list[tuple[str, str]]:
-    """Of each line its code and, as `<span>`, the comment behind it."""
-    lines = []
-    for line in _coloured(text).splitlines():
-        code, mark, comment = line.rpartition('<span class="c1">')
-        lines.append((code, mark + comment) if mark else (line, ""))
-    return lines
-
-
-def _coloured(text: str) -> str:
-    lexer = PythonLexer(stripnl=False)
-    lexer.add_filter(_plain())
-    return highlight(text, lexer, HtmlFormatter(nowrap=True))
-
-
-@simplefilter
-def _plain(self, lexer, stream, options):
-    """Names and punctuation as text: they look alike, and are half of a page."""
-    for kind, text in stream:
-        yield Text if kind in (Name, Operator, Punctuation) else kind, text
-
-
-def _described(tree: ast.AST) -> Iterator[tuple[ast.stmt, ast.Expr]]:
-    """Constants and fields, each with the string below it."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef):
-            for before, after in pairwise(node.body):
-                if (
-                    isinstance(before, ast.Assign | ast.AnnAssign)
-                    and isinstance(after, ast.Expr)
-                    and isinstance(after.value, ast.Constant)
-                    and isinstance(after.value.value, str)
-                ):
-                    yield before, after
+    def _line(self, prefix: str, number: int, html: str) -> str:
+        place = f"{prefix}L{number}"
+        tags = " ".join(tag for tag, at in self.computed.items() if number in at)
+        computes = f' data-eq="{tags}"' if tags else ""
+        return (
+            f'<span class="line" id="{place}"{computes}>'
+            f'<a href="#{place}" tabindex="-1">{number}</a>{html}</span>\n'
+        )
 
 
 def named(text: str) -> set[str]:
     """The equations that a text names."""
     tags: set[str] = set()
     for match in REFERENCE.finditer(text):
-        if match["own"]:
-            tags.add(match["own"])
-            continue
-        found = NUMBER.findall(match[0])
-        tags.update(found)
+        tags.update([match["own"]] if match["own"] else NUMBER.findall(match[0]))
         for low, high in re.findall(r"\b(\d+)-(\d+)\b", match[0]):
             tags.update(map(str, range(int(low), int(high) + 1)))
     return tags
@@ -216,8 +180,6 @@ def linked(text: str, address: Callable[[str], str | None]) -> str:
     """Turn the numbers of equations into links to them."""
 
     def one(match: re.Match) -> str:
-        if match["own"]:
-            return anchor(match["own"], match[0])
         numbers = NUMBER.findall(match[0])
         if len(numbers) == 1:  # with the word, which is easier to hit
             return anchor(numbers[0], match[0])
@@ -232,33 +194,42 @@ def linked(text: str, address: Callable[[str], str | None]) -> str:
 
 def note(
     text: str,
-    level: int,
     address: Callable[[str], str | None],
     equation: Callable[[str, str], str],
 ) -> str:
     """Markdown of a note.
 
-    - `level`: of the headings in it.
     - `address`: where an equation is to be found.
     - `equation`: what to make of a displayed equation and its tag.
     """
-    text = re.sub(r"^#", "#" * level, text, flags=re.MULTILINE)
-    out, end = [], 0
-    for match in DISPLAY.finditer(text):
-        out.append(linked(text[end : match.start()], address))
-        formula, end = textwrap.dedent(match[0]), match.end()
+    out = []
+    text = re.sub(r"^#", "####", text, flags=re.MULTILINE)
+    for index, part in enumerate(DISPLAY.split(text)):
+        if index % 2 == 0:
+            out.append(linked(part, address))
+            continue
+        formula = textwrap.dedent(part)
         if tag := TAG.search(formula):
             formula = equation(tag[1], formula)
         out.append(f"\n\n{formula}\n\n")
-    return "".join([*out, linked(text[end:], address)])
+    return "".join(out)
 
 
-def _runs(numbers: list[int]) -> list[list[int]]:
+def code(lines: list[str], numbers: list[int]) -> list[str]:
+    """Blocks of the lines with these numbers: where some are left out, a new one begins."""
+    blocks = ["".join(lines[n - 1] for n in run).strip("\n") for run in runs(numbers)]
+    blocks = [f"{block}\n" for block in blocks if block]
+    # The keyboard reaches one line, and so can scroll all of them.
+    return [b.replace(' tabindex="-1"', "", i == 0) for i, b in enumerate(blocks)]
+
+
+def runs(numbers: Iterable[int]) -> list[list[int]]:
     """Cut rising numbers where one is left out."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return runs
+    from_place = groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
+    return [[number for _, number in run] for _, run in from_place]
+
+
+def _is_text(node: ast.AST) -> bool:
+    value = getattr(node, "value", None)
+    said = isinstance(node, ast.Expr) and isinstance(value, ast.Constant)
+    return said and isinstance(value.value, str)

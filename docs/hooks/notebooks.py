@@ -1,52 +1,54 @@
-"""Makes pages of notebooks/*.ipynb.
+"""Makes pages of notebooks/*.ipynb: each becomes Markdown before MkDocs reads it.
 
-mkdocs-jupyter converts a notebook into JupyterLab's markup with all its
-styles and scripts, and has no option for another template of nbconvert. So
-its HTML is taken apart here: only the cells are kept, in the plain markup
-that Markdown pages have, so that they look, search and copy alike.
+Headings, formulas, links and code are then those of any page. What is no Markdown,
+such as a drawing or a question, takes the place of a mark once the page is HTML:
+converting it would change it.
 """
 
 import base64
 import json
-import logging
 import posixpath
 import re
 from html import escape, unescape
-from itertools import takewhile
-from urllib.parse import unquote, urlsplit
 
 import course
-import formulas
+import nbformat
 import plots
 from annotated import page_of
-from bs4 import BeautifulSoup, Tag
 from markupsafe import Markup
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File
-from mkdocs.structure.toc import get_toc
+from mkdocs_jupyter.plugin import NotebookFile
 from repository import ROOT, colab, source
 from templates import render
 from tex import plain, typeset
 
-from fwlab.exercises import EXERCISES, QUESTIONS, Question
-
-log = logging.getLogger("mkdocs.hooks.notebooks")
+from fwlab.exercises import EXERCISES, QUESTIONS
 
 FOLDER = "notebooks"
-CELL = re.compile("^cell-id=")
+MARK = re.compile(r"<!-- nb: (\w+) -->")
 #: A cell that only asks, as in `predict("crosstalk", ...)`.
 ASKS = re.compile(r'((predict|quiz)\("\w+", \.\.\.\)\s*)+')
 ASKED = re.compile(r'(predict|quiz)\("(\w+)"')
 #: The first line of a cell that does not teach: it prepares or draws.
 FOLDED = re.compile(r"# (?:@title )?(Setup|Draws [^\n]+)")
-SVG = "data:image/svg+xml;base64,"
+#: The paragraph of an exercise, or of a derivation, begins with its number.
+TASK = re.compile(r"^\*\*\d\. .+?(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)
+#: What a notebook says of its time and needs, as the head of its page does.
+ITALIC = re.compile(r"^\*(?=[^*])(.+?)\*$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[([^\]]+)\]\(\.\./(docs|fwlab)/([^)\s]*)\)")
+FRAME = re.compile(r'<img [^>]*src="data:image/svg\+xml;base64,([^"]+)"[^>]*>')
+#: The notebooks as Markdown, by the address of the page.
+pages: dict[str, "Page"] = {}
 
 
-@event_priority(100)  # mkdocs-jupyter must find the files
+@event_priority(100)  # redirects must find the files
 def on_files(files, config):
     uris = [f"{FOLDER}/{path.name}" for path in sorted(ROOT.glob(f"{FOLDER}/*.ipynb"))]
+    site, folders = config.site_dir, config.use_directory_urls
     for uri in uris:
-        files.append(File(uri, str(ROOT), config.site_dir, config.use_directory_urls))
+        file = File(uri, str(ROOT), site, folders)
+        files.append(NotebookFile(file, folders, site))
     config.nav = _filled(config.nav, uris)
     return files
 
@@ -64,81 +66,198 @@ def _filled(nav, uris: list[str]):
     return nav
 
 
+def on_page_read_source(page, config):
+    uri = page.file.src_uri
+    if not uri.endswith(".ipynb"):
+        return None
+    pages[uri] = Page(uri, config)
+    page.edit_url = source(config.repo_url, uri)
+    return pages[uri].markdown
+
+
 def on_page_content(html, page, config, files):
-    if not page.file.src_uri.startswith(f"{FOLDER}/"):
+    uri = page.file.src_uri
+    if uri not in pages:
         return html
-    page.edit_url = source(config.repo_url, page.file.src_uri)
-    svgs: list[str] = []
-    stem = posixpath.basename(page.file.src_uri).removesuffix(".ipynb")
-    cells = map(_cell, BeautifulSoup(html, "html.parser").find_all(id=CELL))
-    body = _parsed("notebook/cells.html", cells=cells)
-    for badge in body.select('p > a[href*="colab.research"] > img'):
-        badge.find_parent("div").decompose()
-    for image in body.select(f'img[src^="{SVG}"]'):
-        svgs.append(_inline_svg(image["src"], len(svgs) + 1))
-        image.replace_with(f"\0{len(svgs) - 1}\0")
-    for pre in body.select(".highlight > pre"):
-        code = body.new_tag("code")
-        code.extend(list(pre.contents))
-        pre.append(code)
-    _formulas(body)
-    _headings(body, page)
-    _sections(body)
-    exercises = _answers(body)
-    _fold(body, stem)
-    _links(body, page, config, files)
-    entry = course.entry_of(page, files)
-    if entry:
-        _drop_facts(body)
-    predicts = bool(body("fw-fold"))
-    head, title = _head(page, config, entry, predicts, exercises), body.find("h1")
-    title.insert_after(head) if title else body.insert(0, head)
-    if entry:
-        page.meta["early_scripts"] = [course.PROGRESS]
-        body.append(_parsed("notebook/foot.html", entry=entry))
-    # Drawings go in last: a parser of HTML would change them.
-    return re.sub("\0(\\d+)\0", lambda match: svgs[int(match[1])], str(body))
-
-
-def _parsed(template: str, **values) -> BeautifulSoup:
-    return BeautifulSoup(render(template, **values), "html.parser")
-
-
-def _cell(cell) -> dict:
-    """The parts of a cell: its text, or its code and outputs."""
-    if text := cell.select_one(".jp-RenderedMarkdown"):
-        return {"text": Markup(text.decode_contents()), "questions": []}
-    code, outputs = cell.select_one(".jp-InputArea pre"), []
-    if code and ASKS.fullmatch(code.get_text()):
-        asked = ASKED.findall(code.get_text())
-        return {
-            "text": "",
-            "questions": [
-                _question(QUESTIONS[name]) | {"predicted": how == "predict"}
-                for how, name in asked
-            ],
-        }
-    for output in cell.select(".jp-OutputArea-output"):
-        # Long output scrolls, so it must be reachable by keyboard.
-        for pre in output.find_all("pre"):
-            pre["tabindex"] = "0"
-        kind = output.get("data-mime-type", "").rpartition("/")[2].rpartition(".")[2]
-        outputs.append({"kind": kind, "html": Markup(output.decode_contents())})
-    found = FOLDED.match(code.get_text()) if code else None
-    return {
-        "text": "",
-        "questions": [],
-        "code": Markup(code or ""),
-        "folded": found and found[1].rstrip("."),
-        "outputs": outputs,
+    made, entry = pages[uri], course.entry_of(page, files)
+    table = course._course()
+    values = {
+        "name": posixpath.basename(uri),
+        "colab": colab(config.repo_url, uri),
+        "wheel": config.extra["wheel"],
+        "needs": [
+            {"short": table[stem]["short"], "url": f"{stem}.html"}
+            for stem in entry["after"]
+        ],
+        "picture": made.picture(entry["picture"]),
+        "exercises": [name for name in made.exercises if name in EXERCISES],
+        "entry": entry,
     }
+    page.meta["early_scripts"] = [course.PROGRESS]
+    page.present_anchor_ids.update(made.exercises)
+
+    def html_of(mark: re.Match) -> str:
+        if not mark[1].isdigit():
+            return render(f"notebook/{mark[1]}.html", **values)
+        # A search opens what is folded in the section that it leads to.
+        section = re.findall('<h2 id="([^"]*)"', html[: mark.start()])[-1:]
+        return made.raw[int(mark[1])].replace("SECTION", "".join(section))
+
+    return MARK.sub(html_of, html)
 
 
-def _question(question: Question) -> dict:
-    """What the page needs in order to ask it, and to judge an answer.
+class Page:
+    """A notebook as Markdown, and the HTML of its marks in `raw`."""
 
-    What quiz.js shows is HTML.
-    """
+    def __init__(self, uri: str, config):
+        self.config, self.stem = config, posixpath.basename(uri).removesuffix(".ipynb")
+        self.raw: list[str] = []
+        self.parts: list[str] = []
+        self.exercises: list[str] = []
+        self.drawings, self.folds, self.predicts = 0, 0, False
+        for cell in nbformat.read(ROOT / uri, as_version=4).cells:
+            if cell.cell_type == "code":
+                self._code(cell)
+            else:
+                self._text(cell.source)
+        self._end_section()
+        self.html = "".join(self.raw)
+        title = f"{int(self.stem.partition('_')[0])}. {self.title}"
+        about = course._course()[self.stem]["about"]
+        meta = f"title: {json.dumps(title)}\ndescription: {json.dumps(about)}"
+        self.markdown = "\n\n".join(
+            [f"---\n{meta}\n---", *self.parts, "<!-- nb: foot -->"]
+        )
+
+    def picture(self, number: int) -> dict:
+        """A drawing as the head repeats it."""
+        drawn = re.search(f'<svg id="fig{number}".*? (viewBox="[^"]*")', self.html)
+        return {"name": f"fig{number}", "view": Markup(drawn[1])}
+
+    def _put(self, html: str) -> None:
+        self.parts.append(f"<!-- nb: {len(self.raw)} -->")
+        self.raw.append(html)
+
+    def _text(self, text: str) -> None:
+        text = LINK.sub(self._link, text)
+        # A displayed equation is a paragraph of its own.
+        text = re.sub(r"\s*(\$\$.+?\$\$[.,]?)\s*", r"\n\n\1\n\n", text, flags=re.S)
+        for part in re.split(r"^(?=##? )", text, flags=re.MULTILINE):
+            if part.startswith("#"):
+                self._end_section()
+            if part.startswith("# "):
+                head, _, rest = part.partition("\n")
+                self.title = head.removeprefix("# ")
+                rest = ITALIC.sub(_without_facts, rest)
+                self.parts += [head, "<!-- nb: head -->", rest]
+            else:
+                self.parts.append(part)
+
+    def _link(self, link: re.Match) -> str:
+        """A link to a file of the repository, as one to a page of the site."""
+        text, folder, path = link.groups()
+        if folder == "docs":
+            return f"[{text}](../{path})"
+        found, module = page_of(f"fwlab/{path}"), re.match(r"(\w+)[./]", path)
+        if found:
+            return f"[{text}](../{''.join(found)})"
+        if module and (ROOT / f"docs/api/{module[1]}.md").exists():
+            return f"[{text}](../api/{module[1]}.md)"
+        there = source(self.config.repo_url, f"fwlab/{path}")
+        return f"[{text}]({there})" if there else text
+
+    def _code(self, cell) -> None:
+        if ASKS.fullmatch(cell.source):
+            self._ask(ASKED.findall(cell.source))
+            return
+        names = dict.fromkeys(course.CHECK.findall(cell.source))
+        anchors = [name for name in names if name not in self.exercises]
+        self.exercises += anchors
+        here = f' id="{anchors[0]}"' if anchors and not self._task(anchors[0]) else ""
+        self._put(f'<div class="nb-code"{here}>')
+        fold = FOLDED.match(cell.source)
+        if fold:
+            title = escape(fold[1].rstrip("."))
+            self._put(f"<details data-search-exclude><summary>{title}</summary>")
+        self.parts.append(f"```python\n{cell.source}\n```")
+        if fold:
+            self._put("</details>")
+        for output in cell.outputs:
+            self._put(self._output(output))
+        for name in anchors:
+            self._put(course.answer(name))
+        self._put("</div>")
+
+    def _task(self, name: str) -> bool:
+        """Make a name the anchor of the last task, if it is in this section."""
+        for place, text in reversed([*enumerate(self.parts)]):
+            if tasks := [*TASK.finditer(text)]:
+                end = tasks[-1].end()
+                if text[:end].endswith(" }"):  # of another name
+                    return False
+                self.parts[place] = f"{text[:end]}\n{{: #{name} }}{text[end:]}"
+                return True
+            if text.startswith("## "):
+                break
+        return False
+
+    def _output(self, output) -> str:
+        data = output.get("data", {})
+        if "image/svg+xml" in data:
+            kind, html = "svg+xml", self._drawing(data["image/svg+xml"])
+        elif "text/html" in data:
+            kind = "html"
+            html = FRAME.sub(
+                lambda image: self._drawing(base64.b64decode(image[1]).decode()),
+                data["text/html"],
+            )
+        else:
+            # Long output scrolls, so it must be reachable by keyboard.
+            kind, text = "plain", output.get("text") or data["text/plain"]
+            html = f'<pre tabindex="0">{escape(text, quote=False)}</pre>'
+        return f'<div class="nb-output nb-{kind}">{html}</div>'
+
+    def _drawing(self, svg: str) -> str:
+        self.drawings += 1
+        svg = svg[svg.index("<svg") :]
+        # Equal images in one figure have the same name, which nothing uses.
+        svg = re.sub(r' id="(image\w+)"', lambda m: m[0] * (f"#{m[1]}" in svg), svg)
+        # matplotlib puts each text into a comment next to its outlines.
+        texts = [text.strip() for text in re.findall("<!--(.*?)-->", svg, re.DOTALL)]
+        words = dict.fromkeys(text for text in texts if re.search("[^\\W\\d_]", text))
+        title = re.search("<title>(.*?)</title>", svg, re.DOTALL)
+        label = escape("; ".join(words)) or str(self.drawings)
+        label = title[1].strip() if title else label
+        label = re.sub(
+            r"\$([^$]+)\$", lambda tex: escape(plain(unescape(tex[1]))), label
+        )
+        return plots.inline(svg, f"fig{self.drawings}", f"Figure: {label}")
+
+    def _ask(self, asked: list[tuple[str, str]]) -> None:
+        """The questions of a cell, and a fold of what follows a prediction."""
+        names = [name for how, name in asked if how == "predict"]
+        questions = [_question(name, how == "predict") for how, name in asked]
+        self._put(render("notebook/quiz.html", questions=questions, names=names))
+        if names:
+            values = {"names": names, "first": not self.predicts}
+            self._put(render("notebook/fold.html", **values))
+            self.folds, self.predicts = self.folds + 1, True
+
+    def _end_section(self) -> None:
+        if self.folds:
+            self._put("</fw-fold>" * self.folds)
+        self.folds = 0
+
+
+def _without_facts(found: re.Match) -> str:
+    parts = re.split(r"(?<=\.)\s+(?=[A-Z])", found[1])
+    kept = " ".join(p for p in parts if not re.match("(Time|Needs|Next):", p))
+    return kept and f"*{kept}*"
+
+
+def _question(name: str, predicted: bool) -> dict:
+    """What the page needs in order to ask, and to judge an answer, as HTML."""
+    question = QUESTIONS[name]
     return {
         "name": question.name,
         "text": question.text,
@@ -148,185 +267,5 @@ def _question(question: Question) -> dict:
         "tempting": [(wrong, typeset(why)) for wrong, why in question.tempting.items()],
         "tolerance": question.tolerance,
         "percent": question.percent,
+        "predicted": predicted,
     }
-
-
-def _inline_svg(source: str, number: int) -> str:
-    svg = base64.b64decode(source.removeprefix(SVG)).decode()
-    svg = svg[svg.index("<svg") :]
-    # Equal images in one figure have the same name, which nothing uses.
-    svg = re.sub(r' id="(image\w+)"', lambda m: m[0] * (f"#{m[1]}" in svg), svg)
-    # matplotlib puts each text into a comment next to its outlines.
-    texts = [text.strip() for text in re.findall("<!--(.*?)-->", svg, re.DOTALL)]
-    words = dict.fromkeys(text for text in texts if re.search("[^\\W\\d_]", text))
-    title = re.search("<title>(.*?)</title>", svg, re.DOTALL)
-    label = title[1].strip() if title else escape("; ".join(words)) or str(number)
-    label = re.sub(r"\$([^$]+)\$", lambda tex: escape(plain(unescape(tex[1]))), label)
-    return plots.inline(svg, f"fig{number}", f"Figure: {label}")
-
-
-def _formulas(body) -> None:
-    """Formulas marked as on Markdown pages: the text of a notebook has them as TeX."""
-    for box in body.select(".nb-text, .nb-latex"):
-        box.smooth()
-        for text in box.find_all(string=formulas.TEX):
-            if not text.find_parent(["code", "pre"]):
-                marked = BeautifulSoup(formulas.marked(text), "html.parser")
-                text.replace_with(marked)
-
-
-def _headings(body, page) -> None:
-    """Permanent links as on other pages, and a table of contents.
-
-    mkdocs-jupyter's own drops inline code from titles and anchors.
-    """
-    root: list[dict] = []
-    open_: list[dict] = []
-    for heading in body.find_all(re.compile("^h[1-6]$"), id=True):
-        if link := heading.select_one(".anchor-link"):
-            link.extract()
-        token = {
-            "level": int(heading.name[1]),
-            "id": heading["id"],
-            "name": escape(heading.get_text(), quote=False),
-            "children": [],
-        }
-        if link:
-            link["class"], link["title"] = "headerlink", "Permanent link"
-            heading.append(link)
-        while open_ and open_[-1]["level"] >= token["level"]:
-            open_.pop()
-        (open_[-1]["children"] if open_ else root).append(token)
-        open_.append(token)
-    if root and root[0]["level"] == 1:
-        number = re.match(r"(\d+)_|", posixpath.basename(page.file.src_uri))[1]
-        title = BeautifulSoup(root[0]["name"], "html.parser").get_text()
-        page.title = f"{int(number)}. {title}" if number else title
-    page.toc = get_toc(root)
-
-
-def _sections(body) -> None:
-    """Headings beside the text below them, not in a box with it: search takes
-    what follows such a box for the text of the page.
-    """
-    for box in body.select(".nb-text"):
-        part = box
-        for child in list(box.contents):
-            if child.name in ("h1", "h2", "h3", "h4", "h5", "h6"):
-                part.insert_after(child)
-                child["class"] = "nb-text"
-                part = body.new_tag("div", attrs={"class": "nb-text"})
-                child.insert_after(part)
-            elif part is not box:
-                part.append(child)
-    for box in body.select("div.nb-text"):
-        if not box.get_text(strip=True) and not box.find(True):
-            box.decompose()
-
-
-def _answers(body) -> list[str]:
-    """Hints and answer below each cell that judges an exercise or a derivation,
-    which gets an anchor where its task begins. Returns the exercises.
-    """
-
-    def begins(element) -> bool:
-        task = element.name == "p" and re.match(r"\d\. ", element.get_text())
-        return element.name == "h2" or bool(task)
-
-    found: list[str] = []
-    for box in body.select(".nb-code:has(> .highlight)"):
-        for name in course.CHECK.findall(box.select_one(".highlight").get_text()):
-            if name in found:
-                continue
-            found.append(name)
-            task = box.find_previous(begins)
-            (box if task.has_attr("id") else task)["id"] = name
-            answer = BeautifulSoup(course.answer(name), "html.parser")
-            box.append(answer)
-    return [name for name in found if name in EXERCISES]
-
-
-def _fold(body, stem: str) -> None:
-    """What follows the predictions of a cell, up to the next section, goes into a
-    part that progress.js folds until they are answered. Such a part may have
-    predictions of its own, and so another part.
-    """
-    for box in reversed(body.select(".nb-predict")):
-        asked = [json.loads(form["data-question"]) for form in box("form")]
-        names = [question["name"] for question in asked if question["predicted"]]
-        rest = [e for e in box.next_siblings if isinstance(e, Tag)]
-        rest = list(takewhile(lambda e: e.name not in ("h1", "h2"), rest))
-        if not rest:
-            continue
-        section = box.find_previous("h2")["id"]
-        part = _parsed("notebook/fold.html", names=names, stem=stem, section=section)
-        part.find("fw-fold").extend(rest)
-        box.insert_after(part)
-
-
-def _drop_facts(body) -> None:
-    """What a notebook says of its time and needs: the page's head says it."""
-    for part in body.select("p > em"):
-        parts = re.split(r"(?<=\.)\s+(?=[A-Z])", part.decode_contents())
-        kept = [p for p in parts if not re.match("(Time|Needs|Next):", p)]
-        if len(kept) < len(parts) and kept:
-            part.clear()
-            part.append(BeautifulSoup(" ".join(kept), "html.parser"))
-        elif len(kept) < len(parts):
-            part.parent.decompose()
-
-
-def _links(body, page, config, files) -> None:
-    ids = {element["id"] for element in body.find_all(id=True)}
-    for element in body.select("a[href], img[src]"):
-        name = "href" if element.name == "a" else "src"
-        url = urlsplit(element[name])
-        if url.scheme or url.netloc:
-            if name == "src" and url.scheme != "data":
-                _warn(page, element[name], "an image from elsewhere")
-            continue
-        if not url.path:
-            if unquote(url.fragment) not in ids:
-                _warn(page, element[name], "no such heading on this page")
-            continue
-        path = posixpath.normpath(posixpath.join(FOLDER, unquote(url.path)))
-        fragment = f"#{url.fragment}" if url.fragment else ""
-        file = files.get_file_from_path(path.removeprefix("docs/"))
-        if not file and not fragment and (uri := page_of(path)):
-            file, fragment = files.get_file_from_path(uri[0]), uri[1]
-        if not file and (module := re.match(r"fwlab/(\w+)[./]", path)):
-            file = files.get_file_from_path(f"api/{module[1]}.md")
-        if file:
-            element[name] = file.url_relative_to(page.file) + fragment
-        elif name == "href" and not path.startswith("..") and (ROOT / path).exists():
-            if there := source(config.repo_url, path):
-                element[name] = there + fragment
-            else:
-                element.unwrap()
-        else:
-            _warn(page, element[name], "no such file")
-
-
-def _warn(page, target: str, why: str) -> None:
-    log.warning("%s links to %r: %s", page.file.src_uri, target, why)
-
-
-def _head(
-    page, config, entry: dict | None, predicts: bool, exercises: list[str]
-) -> BeautifulSoup:
-    """What follows the title: downloads, and what the reader needs.
-
-    - `predicts`: whether parts of the page are folded.
-    - `exercises`: those of the page.
-    """
-    name = posixpath.basename(page.file.src_uri)
-    return _parsed(
-        "notebook/head.html",
-        name=name,
-        colab=colab(config.repo_url, page.file.src_uri),
-        wheel=config.extra["wheel"],
-        root=posixpath.relpath(".", posixpath.dirname(page.file.dest_uri)),
-        predicts=predicts,
-        exercises=exercises,
-        entry=entry,
-    )

@@ -1,40 +1,25 @@
 """A Content-Security-Policy in every page, which a browser enforces.
 
-A page runs scripts only from files of the site and, inside a page, only those
-that were there when the site was built: each is listed by its hash. It asks no
-other host for anything. This is the last hook: it reads the pages as written.
+A page asks no other host for anything. It runs scripts only from files of the site,
+and inside itself those that the build has put there, each by its hash. Pages opened
+from disk have no origin: some browsers take files for the same origin, others need
+the scheme.
 """
 
-import base64
-import hashlib
 import re
-from pathlib import Path
+from base64 import b64encode
+from hashlib import sha256
 
-from mkdocs.exceptions import PluginError
 from mkdocs.plugins import event_priority
 
-#: The site itself. Pages opened from disk have no origin of their own: some
-#: browsers take files next to them for the same origin, others need the scheme.
-OWN = "'self' file:"
-POLICY = {
-    "default-src": "'none'",
-    "script-src": OWN,
-    # Formulas, plots and figures have their styles in attributes.
-    "style-src": f"{OWN} 'unsafe-inline'",
-    "img-src": f"{OWN} data:",
-    "font-src": f"{OWN} data:",
-    "connect-src": "'self'",
-    "worker-src": "'self'",
-    "base-uri": "'none'",
-    "form-action": "'none'",
-}
-#: What runs inside a page. Data, as of the search, have a type.
-INLINE = re.compile(r"<script(?![^>]* (?:src|type)=)[^>]*>(.*?)</script>", re.DOTALL)
-#: What the policy follows, and the policy of an earlier build, if there is one.
-HEAD = re.compile(
-    r'(<head>\s*<meta charset="utf-8">)(\n<meta http-equiv="Content-Security-.*)?'
+CHARSET = '<meta charset="utf-8">'
+POLICY = (
+    "default-src 'none'; script-src 'self' file: {}; style-src 'self' file: "
+    "'unsafe-inline'; img-src 'self' file: data:; font-src 'self' file: data:; "
+    "connect-src 'self'; worker-src 'self'; base-uri 'none'; form-action 'none'"
 )
-
+#: What runs inside a page. Data have a type.
+INLINE = re.compile(r"<script(?![^>]* (?:src|type)=)[^>]*>(.*?)</script>", re.DOTALL)
 serving = False
 
 
@@ -43,26 +28,12 @@ def on_startup(command, dirty):
     serving = command == "serve"
 
 
-@event_priority(-200)
-def on_post_build(config):
-    for path in Path(config.site_dir).rglob("*.html"):
-        html = path.read_text("utf-8")
-        head = HEAD.search(html)
-        if not head:
-            raise PluginError(f"expected the charset first in the head of {path}")
-        whole = html[: head.end(1)] + _meta(html) + html[head.end() :]
-        path.write_text(whole, "utf-8")
-
-
-def _meta(html: str) -> str:
-    # `mkdocs serve` adds a script that differs each time.
-    inline = ["'unsafe-inline'"] if serving else map(_hash, INLINE.findall(html))
-    scripts = " ".join([POLICY["script-src"], *dict.fromkeys(inline)])
-    policy = POLICY | {"script-src": scripts}
-    content = "; ".join(f"{name} {sources}" for name, sources in policy.items())
-    return f'\n<meta http-equiv="Content-Security-Policy" content="{content}">'
-
-
-def _hash(script: str) -> str:
-    digest = hashlib.sha256(script.encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"
+@event_priority(-200)  # the page as it is written
+def on_post_page(output, page, config):
+    found = dict.fromkeys(INLINE.findall(output))
+    hashes = (b64encode(sha256(script.encode()).digest()).decode() for script in found)
+    allowed = " ".join(f"'sha256-{each}'" for each in hashes)
+    # The server adds a script that differs each time.
+    policy = POLICY.format("'unsafe-inline'" if serving else allowed)
+    meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    return output.replace(CHARSET, f"{CHARSET}\n{meta}", 1)

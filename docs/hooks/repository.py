@@ -1,6 +1,6 @@
 """Addresses that follow from `repo_url` in mkdocs.yml, if it is set.
 
-`make address` sets it. Without it, nothing on the site links to a
+The variable REPO_URL sets it. Without it, nothing on the site links to a
 repository: these functions return None, and lines with {{ repo_url }} or
 {{ colab }} are dropped from the pages.
 """

@@ -89,7 +89,7 @@ def on_files(files, config):
 def on_page_markdown(markdown, page, config, files):
     if page.file.src_uri.startswith("reproduce/"):
         page.meta.setdefault("styles", []).append("styles/reproduce.css")
-        page.meta["hide"] = ["toc"]  # its room is for the tables
+        page.meta["hide"] = ["navigation"]  # its room is for the tables
     return markdown
 
 

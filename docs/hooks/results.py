@@ -1,18 +1,17 @@
 """Fills the pages of results: Findings, Speed and Tables.
 
-Tables of docs/results/*.json go in place of `<!-- results: TABLE -->`, and plots of the
-same files and of experiments in place of `<!-- plot: PLOT -->`, as does the picture that
-`fwlab look` has left in docs/images. `{{ ... }}` are numbers. Each function here reads
-the values of a table, and docs/templates/results/TABLE.html lays them out.
+These pages are templates: NUMBERS has what they ask of docs/results/*.json. Plots of the
+same files and of experiments go in place of `<!-- plot: PLOT -->`. A table whose command
+has ended is a CSV file beside its numbers, and such a plot a drawing in docs/images.
 """
 
+import csv
 import re
 import sys
 from collections.abc import Callable
-from itertools import groupby
+from html import unescape
 from statistics import mean, median
 
-import crossings
 import plots
 from repository import ROOT
 from templates import TEMPLATES, render
@@ -30,31 +29,22 @@ TRAINING, HYBRIDS = "nanogpt-cpu", "hybrid-cpu"
 BENCH, PEERS, GPU = "bench-cpu", "peers-cpu", "gpu-nvidia-h200"
 #: The results that have the control without a memory, and its name in tables and plots.
 CONTROLS, NO_MEMORY = "language-model", "convolution alone, no memory"
-LENGTHS, BUSY, STEPS = "lengths-cpu", "busy-cpu", "steps-cpu"
-PUBLISHED_MODELS, GENERATION = "published-cpu", "generation-cpu"
-LOOK = ROOT / "docs" / "images" / "look.svg"
 LOOKS = (
     "Five panels over the same two lines of text, with a row for each of 16 heads: "
     "write strength; decay; norm of the fast weights; the share kept of the write at "
     "the first Romeo, which is nearly gone at the second one; and half-lives."
 )
 PLOT = re.compile(r"<!-- plot: (\S+) -->")
-TABLE = re.compile(r"<!-- results: (\S+) -->")
 #: The loss that others published for a mixer.
 PUBLISHED = {
-    "softmax": {
-        "loss": 1.88,
-        "name": "nanoGPT",
-        "url": "https://github.com/karpathy/nanoGPT",
-    }
+    "softmax": {"loss": 1.88, "by": "[nanoGPT](https://github.com/karpathy/nanoGPT)"}
 }
 
 
 def on_page_markdown(markdown, page, config, files):
     if page.file.src_uri not in PAGES:
         return markdown
-    markdown = TEMPLATES.from_string(markdown).render(NUMBERS)
-    return TABLE.sub(lambda mark: _table(mark[1]), markdown)
+    return TEMPLATES.from_string(markdown).render(NUMBERS)
 
 
 def on_page_content(html, page, config, files):
@@ -64,49 +54,50 @@ def on_page_content(html, page, config, files):
     return PLOT.sub(lambda mark: PLOTS[mark[1]](), html)
 
 
-def _table(name: str) -> str:
-    file, values = TABLES[name]
-    run = _read(file) if file else {}
-    return render(f"results/{name}.html", file=file, run=run, **values(run))
-
-
 # --- Tables ----------------------------------------------------------------
 
-SPEED = ("tokens_per_second", "peak_mib", "operators", "state_size")
+
+def _origin(file: str) -> str:
+    """What is needed to reproduce the numbers of a file."""
+    return render("origin.md.jinja", file=file, run=_read(file))
 
 
-def _comparison(bench: dict) -> dict:
-    """One row per mixer: the losses of all its seeds, and its speed."""
-    speed = {row["mixer"]: row for row in bench["mixers"]}
-    rows = []
-    for mixer, group in groupby([*_runs(), *_controls()], _mixer):
-        runs = list(group)
-        rows.append(
-            {
-                "mixer": mixer,
-                **_losses(runs),
-                "published": PUBLISHED.get(mixer),
-                "parameters": runs[0]["parameters"],
-                "speed": {name: speed.get(mixer, {}).get(name) for name in SPEED},
-            }
-        )
-    return {"rows": sorted(rows, key=lambda row: row["loss"])}
+def _frozen(name: str, file: str) -> str:
+    """A table whose command has ended."""
+    text = (RESULTS / f"{name}.csv").read_text("utf-8")
+    titles, *rows = csv.reader(text.splitlines())
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + _origin(file)
 
 
-def _hybrids(run: dict) -> dict:
-    """Layers as published and hybrid stacks, best first; a row has all its seeds."""
+def _mixers() -> list[dict]:
+    """The losses of each mixer, and its speed, which the control has none of."""
+    measured = {row["mixer"]: row for row in _read(BENCH)["mixers"]}
+    none = dict.fromkeys(measured["softmax"])
+    return [
+        {**row, "speed": measured.get(row["name"], none)}
+        | {"published": PUBLISHED.get(row["name"])}
+        for row in _best([*_runs(), *_controls()], _mixer)
+    ]
+
+
+def _stacks() -> list[dict]:
+    """Layers as published and hybrid stacks."""
     # Their baseline: attention that compares by distance.
-    runs = [*_read_all(HYBRIDS), *(r for r in _runs() if _mixer(r) == "transformer-xl")]
+    baseline = [run for run in _runs() if _mixer(run) == "transformer-xl"]
+    return _best([*_read_all(HYBRIDS), *baseline], _options)
+
+
+def _best(runs: list[dict], kind: Callable[[dict], str]) -> list[dict]:
+    """The losses of all seeds by kind, the lowest mean first."""
+    kinds: dict[str, list[dict]] = {}
+    for run in runs:
+        kinds.setdefault(kind(run), []).append(run)
     rows = []
-    for name, group in groupby(sorted(runs, key=_options), _options):
-        same = list(group)
-        rows.append({"name": name, **_losses(same), "run": same[0]})
-    return {"rows": sorted(rows, key=lambda row: row["loss"])}
-
-
-def _losses(runs: list[dict]) -> dict:
-    seeds = [run["validation_loss"] for run in runs]
-    return {"loss": mean(seeds), "seeds": seeds}
+    for name, same in kinds.items():
+        seeds = [run["validation_loss"] for run in same]
+        rows.append({"name": name, "loss": mean(seeds), "seeds": seeds, "run": same[0]})
+    return sorted(rows, key=lambda row: row["loss"])
 
 
 def _options(run: dict) -> str:
@@ -116,108 +107,38 @@ def _options(run: dict) -> str:
     )
 
 
-def _training(run: dict) -> dict:
-    """Every run with its command, and the curves."""
-    runs = _runs()
-    return {"runs": runs, "steps": [step for step, *_ in runs[0]["curve"]]}
-
-
-def _operations(run: dict) -> dict:
-    by_case = groupby(run["rows"], lambda row: (row["case"], row["shape"]))
-    cases = [list(rows) for _, rows in by_case]
-    for rows in cases:
-        (ours,) = (row["peak_mib"] for row in rows if row["side"] == "efficient")
-        for row in rows:
-            row["times_memory"] = row["peak_mib"] / ours
-    return {"cases": cases}
-
-
-def _steps(run: dict) -> dict:
-    """By mixer, how many steps of softmax one of its steps takes."""
-    rows: dict[str, list[float]] = {}
-    for row in run["steps"]:
-        rows.setdefault(row["mixer"], []).append(row["softmax_steps"])
-    lengths = dict.fromkeys(row["T"] for row in run["steps"])
-    return {"rows": rows, "titles": [f"T {length:,}" for length in lengths]}
-
-
-def _lengths(run: dict) -> dict:
-    """Milliseconds at some lengths, and where they cross those of others."""
-    times = crossings.times_by_form(run["lengths"], "T")
-    sizes = sorted({row["T"] for row in run["lengths"]})
-    shown = [size for size in sizes if size in (64, 512, 4096)]
-    rows = [
-        {
-            "op": line["op"],
-            "dense": crossings.operation_in_words(line["dense"]),
-            "softmax": crossings.operation_in_words(line["softmax"]),
-            "times": [times[line["op"]][crossings.FWLAB].get(size) for size in shown],
-        }
-        for line in crossings.by_operation(run["lengths"])
-    ]
-    softmax = times[crossings.SOFTMAX][crossings.FWLAB]
-    return {
-        "rows": rows,
-        "softmax": [softmax.get(size) for size in shown],
-        "sizes": shown,
-    }
-
-
-def _decoding(run: dict) -> dict:
-    rows = run["decoding"]
+def _versions(file: str, side: str, *columns: str) -> list[dict]:
+    """The rows of all cases, with columns also in multiples of those of a side."""
+    rows = _read(file)["rows"]
+    ours = {str(row["shape"]) + _case(row): row for row in rows if row["side"] == side}
     for row in rows:
-        times = row["microseconds"] = {
-            int(at): time for at, time in row["microseconds"].items()
-        }
-        row["growth"] = times[max(times)] / times[min(times)]
-    return {"rows": rows, "positions": list(rows[0]["microseconds"])}
+        own = ours[str(row["shape"]) + _case(row)]
+        row["times"] = {name: row[name] / own[name] for name in columns}
+    return rows
 
 
-def _generation(run: dict) -> dict:
-    """Tokens per second at some contexts, and where they cross nanoGPT's."""
-    times = crossings.times_by_model(run["generation"])
-    faster = crossings.by_model(run["generation"])
-    contexts = [*times[crossings.NANOGPT]]
-    shown = [at for at in contexts if at in (64, 512, 2048, 8192)]
-    rows = {
-        name: {
-            "speeds": [1e6 / line[at] for at in shown],
-            "faster": crossings.in_words(
-                faster[name], contexts[0], contexts[-1], "context"
-            )
-            if name in faster
-            else "–",
-        }
-        for name, line in times.items()
-    }
-    return {"rows": rows, "titles": [f"at {at:,}" for at in shown]}
+def _case(row: dict) -> str:
+    return row.get("case") or row["op"]
 
 
-def _gpu(run: dict) -> dict:
-    """By case, each version with its time in multiples of the kernel's."""
-    cases = [list(rows) for _, rows in groupby(run["rows"], lambda row: row["case"])]
-    for rows in cases:
-        (ours,) = (row["ms"] for row in rows if row["side"] == "triton")
-        for row in rows:
-            row["times_triton"] = row["ms"] / ours
-    return {"cases": cases}
+def _sizes(row: dict) -> str:
+    threads = ", 1 thread" * (row.get("threads") == 1)
+    return (
+        ", ".join(f"{axis} {size:,}" for axis, size in row["shape"].items()) + threads
+    )
 
 
-#: The file of each table, if all of it is in one, and its values.
-TABLES: dict[str, tuple[str, Callable[[dict], dict]]] = {
-    "comparison": (BENCH, _comparison),
-    "hybrids": ("", _hybrids),
-    "training": ("", _training),
-    "operations": (BENCH, _operations),
-    "peers": (PEERS, lambda run: {"rows": run["peers"]}),
-    "steps": (STEPS, _steps),
-    "lengths": (LENGTHS, _lengths),
-    "decoding": (BENCH, _decoding),
-    "generation": (GENERATION, _generation),
-    "busy": (BUSY, lambda run: {"rows": run["busy"]}),
-    "published": (PUBLISHED_MODELS, lambda run: {"rows": run["rows"]}),
-    "gpu": (GPU, _gpu),
-}
+def _seeds(losses: list[float]) -> str:
+    each = ", ".join(f"{loss:.3f}" for loss in losses)
+    return each if losses[1:] else "one seed"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+TEMPLATES.filters |= {"duration": _duration, "losses": _seeds, "sizes": _sizes}
 
 
 # --- Plots -----------------------------------------------------------------
@@ -239,7 +160,7 @@ def _convolved(name: str, title: str, *layers: str) -> str:
 
 def _today() -> str:
     """Layers of today and stacks with attention, beside bare ones and no memory."""
-    rows = {_stack(row["name"]): row["seeds"] for row in _hybrids({})["rows"]}
+    rows = {_stack(row["name"]): row["seeds"] for row in _stacks()}
     for run in _runs():
         if _mixer(run) in ("gated-delta", "softmax"):
             rows.setdefault(f"bare {_mixer(run)}", []).append(run["validation_loss"])
@@ -298,10 +219,10 @@ def _bars() -> str:
 def _fla() -> str:
     """The time of flash-linear-attention in multiples of ours, by length."""
     series: dict[str, dict[str, list[float]]] = {}
-    for row in (row for rows in _gpu(_read(GPU))["cases"] for row in rows):
+    for row in _versions(GPU, "triton", "ms"):
         if row["side"] == "fla":
             length = series.setdefault(f"T {row['shape']['T']:,}", {})
-            length[_operation(row)] = [row["times_triton"]]
+            length[_operation(row)] = [row["times"]["ms"]]
     title = "The time of flash-linear-attention on an H200"
     unit, line = "times as long as ours", (1, "ours")
     return plots.chart("fla", title, series, unit, spec=".1f", line=line)
@@ -312,31 +233,20 @@ def _operation(row: dict) -> str:
     return name.removesuffix("_rule").replace("_", " ")
 
 
-def _shares() -> str:
-    """Steps of softmax attention in one of another mixer, by window."""
-    table = _steps(_read(STEPS))
-    names = ("sum", "gated", "delta", "gated-delta", "kimi-delta", "transformer-xl")
-    series = {
-        length: {name: [table["rows"][name][at]] for name in names}
-        for at, length in enumerate(table["titles"])
-    }
-    title, unit = "A training step of each mixer", "steps of softmax attention"
-    return plots.chart("steps", title, series, unit, spec=".1f", line=(1, "one"))
-
-
 def _naive() -> str:
     """Time and memory of the naive form of each operation, at the longest sequences."""
-    rows = {}
-    for case in sorted(
-        _operations(_read(BENCH))["cases"], key=lambda c: c[0]["shape"]["T"]
-    ):
-        others = [row for row in case if row["side"] != "efficient"]
-        naive = [row for row in others if row["side"].startswith("naive")]
-        rows[case[0]["case"]] = (naive or others)[-1]
-    rows = sorted(rows.values(), key=lambda row: -row["times_slower"])
+    rows: dict[str, dict] = {}
+    measured = _versions(BENCH, "efficient", "milliseconds", "peak_mib")
+    measured.sort(key=lambda r: (r["shape"]["T"], r["side"].startswith("naive")))
+    for row in measured:
+        if row["side"] != "efficient":
+            rows[row["case"]] = row
+    rows = sorted(rows.values(), key=lambda row: -row["times"]["milliseconds"])
     series = {
-        entry: {f"{r['case']}, T {r['shape']['T']:,}": [r[column]] for r in rows}
-        for entry, column in (("time", "times_slower"), ("memory", "times_memory"))
+        entry: {
+            f"{r['case']}, T {r['shape']['T']:,}": [r["times"][column]] for r in rows
+        }
+        for entry, column in (("time", "milliseconds"), ("memory", "peak_mib"))
     }
     title, unit = "What the naive form needs", "naive / efficient"
     look = {"spec": ".1f", "line": (1, "equal"), "log": (0.5, 1, 2, 5, 10, 20, 50)}
@@ -356,28 +266,13 @@ def _others() -> str:
     return plots.chart("peers", title, {"": rows}, "times as long as fwlab", line=line)
 
 
-def _batches() -> str:
-    """Milliseconds per sequence, alone and in the largest batch."""
-    times = crossings.times_by_form(_read(LENGTHS)["batches"], "batch")
-    series = {
-        entry: {op: [forms[crossings.FWLAB][n] / n] for op, forms in times.items()}
-        for entry, n in (("batch 1", 1), ("batch 32", 32))
-    }
-    title, unit, log = "Time of a sequence", "ms per sequence, T 512", (1, 2, 5, 10, 20)
-    return plots.chart("batches", title, series, unit, spec=".1f", log=log)
-
-
 def _steady() -> str:
     """Microseconds of a step of each layer, by the tokens before it."""
-    table = _decoding(_read(BENCH))
-    series = {
-        f"after {at:,}": {
-            row["layer"].removeprefix("fast weights, "): [row["microseconds"][at]]
-            for row in table["rows"]
-            if at in row["microseconds"]
-        }
-        for at in table["positions"]
-    }
+    series: dict[str, dict[str, list[float]]] = {}
+    for row in _read(BENCH)["decoding"]:
+        layer = row["layer"].removeprefix("fast weights, ")
+        for at, time in row["microseconds"].items():
+            series.setdefault(f"after {int(at):,}", {})[layer] = [time]
     title, log = "Time of a step after some tokens", (200, 500, 1000, 5000)
     return plots.chart("decoding", title, series, "µs", spec=",.0f", log=log)
 
@@ -385,8 +280,8 @@ def _steady() -> str:
 #: The plots of the pages.
 PLOTS = {
     "losses": lambda: plots.losses(
-        [*_runs(), *_controls("no memory")],
-        {mixer: by["loss"] for mixer, by in PUBLISHED.items()},
+        {row["name"].split(", ")[-1]: row["seeds"] for row in _mixers()},
+        PUBLISHED["softmax"]["loss"],
     ),
     "erasing": lambda: _convolved(
         "erasing",
@@ -403,16 +298,22 @@ PLOTS = {
     "carried": _carried,
     "gpu": _bars,
     "fla": _fla,
-    "steps": _shares,
+    "steps": lambda: _kept("steps"),
     "peers": _others,
-    "curves": lambda: plots.curves(_runs()),
     "operations": _naive,
-    "lengths": lambda: plots.lengths(_read(LENGTHS)),
-    "batches": _batches,
+    "lengths": lambda: _kept("lengths"),
+    "batches": lambda: _kept("batches"),
     "decoding": _steady,
-    "generation": lambda: plots.generation(_read(GENERATION)),
-    "look": lambda: plots.kept(LOOK.read_text("utf-8"), "look", LOOKS),
+    "generation": lambda: _kept("generation"),
+    "look": lambda: _kept("look"),
 }
+
+
+def _kept(name: str) -> str:
+    """A drawing whose command has ended, or takes too long for a build."""
+    svg = (ROOT / "docs" / "images" / f"{name}.svg").read_text("utf-8")
+    title = re.search("<title>(.*?)</title>", svg)
+    return plots.kept(svg, name, unescape(title[1]) if title else LOOKS)
 
 
 # --- Numbers of the text ----------------------------------------------------
@@ -421,24 +322,6 @@ PLOTS = {
 def _of(name: str, spec: str = ".2f", column: str = "loss", **wanted) -> str:
     """The median of an experiment's points."""
     return f"{median(_points(name)(**wanted)[column]):{spec}}"
-
-
-def _step(mixer: str, length: int) -> str:
-    """Steps of softmax attention in one of this mixer."""
-    rows = _read(STEPS)["steps"]
-    (n,) = (r["softmax_steps"] for r in rows if (r["mixer"], r["T"]) == (mixer, length))
-    return f"{n:.1f}"
-
-
-def _threads(load: str, slow: str, fast: str) -> str:
-    """How many times as long a step takes with one setting of threads as with another."""
-    cases = groupby(_read(BUSY)["busy"], lambda row: (row["mixer"], row["tokens"]))
-    times = [{row["setting"]: row[load] for row in rows} for _, rows in cases]
-    ratios = [each[slow] / each[fast] for each in times]
-    return f"{min(ratios):.1f} to {max(ratios):.1f}"
-
-
-NUMBERS = {"of": _of, "step": _step, "threads": _threads}
 
 
 # --- Files -------------------------------------------------------------------
@@ -461,12 +344,11 @@ def _runs() -> list[dict]:
     return sorted(_read_all(TRAINING), key=lambda run: [*MIXERS].index(_mixer(run)))
 
 
-def _controls(name: str = NO_MEMORY) -> list[dict]:
+def _controls() -> list[dict]:
     """The runs without a memory, as training runs."""
     points = _points(CONTROLS)(size="nanogpt", mixer="convolution")
-    return [
-        {**p, "config": {"mixer": name}, "validation_loss": p["loss"]} for p in points
-    ]
+    config = {"mixer": NO_MEMORY}
+    return [{**p, "config": config, "validation_loss": p["loss"]} for p in points]
 
 
 def _mixer(run: dict) -> str:
@@ -477,9 +359,7 @@ def _read(name: str) -> dict:
     return read_json(RESULTS / f"{name}.json")
 
 
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-TEMPLATES.filters["duration"] = _duration
+#: What pages may ask for.
+NUMBERS = {"of": _of, "results": _read}
+NUMBERS |= {"mixers": _mixers, "stacks": _stacks, "versions": _versions}
+NUMBERS |= {"runs": _runs, "frozen": _frozen, "origin": _origin}

@@ -12,7 +12,7 @@ from repository import ROOT
 
 TEMPLATES = Environment(
     loader=FileSystemLoader(ROOT / "docs" / "templates"),
-    autoescape=select_autoescape(["html"]),
+    autoescape=select_autoescape(["html"], default_for_string=False),
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,

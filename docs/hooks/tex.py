@@ -4,60 +4,16 @@ import re
 import unicodedata
 from html import escape
 
-SYMBOLS = {
-    "approx": "≈",
-    "cdot": "·",
-    "cdots": "…",
-    "dots": "…",
-    "ell": "ℓ",
-    "ge": "≥",
-    "geq": "≥",
-    "in": "∈",
-    "infty": "∞",
-    "int": "∫",
-    "ldots": "…",
-    "le": "≤",
-    "leftarrow": "←",
-    "leq": "≤",
-    "ll": "≪",
-    "gg": "≫",
-    "lambda": "λ",
-    "Lambda": "Λ",
-    "langle": "⟨",
-    "rangle": "⟩",
-    "lfloor": "⌊",
-    "rfloor": "⌋",
-    "lVert": "‖",
-    "rVert": "‖",
-    "lvert": "|",
-    "rvert": "|",
-    "mapsto": "↦",
-    "mid": "|",
-    "nabla": "∇",
-    "ne": "≠",
-    "neq": "≠",
-    "odot": "⊙",
-    "otimes": "⊗",
-    "partial": "∂",
-    "perp": "⊥",
-    "pm": "±",
-    "prod": "Π",
-    "propto": "∝",
-    "Rightarrow": "⇒",
-    "Longrightarrow": "⇒",
-    "rightarrow": "→",
-    "sim": "~",
-    "sum": "Σ",
-    "times": "×",
-    "to": "→",
-    "top": "ᵀ",
-    "varepsilon": "ε",
-    "varphi": "φ",
-}
+from matplotlib._mathtext_data import tex2uni
+
+#: Where the usual characters are others than those of matplotlib's formulas.
+SYMBOLS = {"cdot": "·", "cdots": "…", "dots": "…", "ge": "≥", "le": "≤", "sim": "~"}
+SYMBOLS |= {"lVert": "‖", "rVert": "‖", "lvert": "|", "rvert": "|", "mid": "|"}
+SYMBOLS |= {"phi": "φ", "prod": "Π", "sum": "Σ", "top": "ᵀ"}
 #: Put behind a letter.
 ACCENTS = {"bar": "\u0304", "hat": "\u0302", "tilde": "\u0303", "dot": "\u0307"}
 ACCENTS |= {"overline": "\u0304", "widehat": "\u0302", "widetilde": "\u0303"}
-GROUP = r"\s*(?:\{([^{}]*)\}|(\\?\w))"
+GROUP = r"\s*(?:\{([^{}]*)\}|(\\[a-zA-Z]+|\w))"
 #: Commands that only change how their argument or what follows looks.
 LOOK = (
     r"\\(?:text|texttt|textstyle|mathbb|phantom|mathrm|mathbf|mathit|mathsf|mathcal|operatorname|boldsymbol|left|right"
@@ -142,10 +98,4 @@ def _name(match: re.Match) -> str:
 
 
 def _letter(name: str) -> str:
-    if name in SYMBOLS:
-        return SYMBOLS[name]
-    size = "SMALL" if name[0].islower() else "CAPITAL"
-    try:
-        return unicodedata.lookup(f"GREEK {size} LETTER {name.upper()}")
-    except KeyError:
-        return name
+    return SYMBOLS.get(name) or (chr(tex2uni[name]) if name in tex2uni else name)

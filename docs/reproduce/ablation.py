@@ -28,8 +28,9 @@ VARIANTS = {
 }
 #: Feature maps: the paper's Delta Network has ELU + 1.
 MAPS = {"linear": "ELU + 1", "dpfp": "DPFP"}
-#: The baseline, in place of a feature map: softmax attention.
+#: The baselines, in place of a feature map.
 ROTARY = "softmax, rotary positions"
+BASELINES = text.CONTROLS | {ROTARY: text.ROTARY_SOFTMAX}
 
 
 def points(quick: bool) -> list[Point]:
@@ -37,13 +38,14 @@ def points(quick: bool) -> list[Point]:
     if quick:
         variants = variants[:4]  # of one map
     names = ("map", "positions", "normalize")
-    settings = [dict(zip(names, x, strict=True)) for x in (*variants, (ROTARY, 0, 0))]
-    return text.points(quick, settings)
+    settings = [dict(zip(names, x, strict=True)) for x in variants]
+    baselines = [dict(zip(names, (x, 0, 0), strict=True)) for x in BASELINES]
+    return text.points(quick, settings + baselines)
 
 
 def mixer(point: Point) -> Mixer:
-    if point["map"] == ROTARY:
-        return text.ROTARY_SOFTMAX
+    if point["map"] in BASELINES:
+        return BASELINES[point["map"]]
     options = bool(point["normalize"]), bool(point["positions"])
     return text.fast_weights("delta", point["map"], *options)
 
@@ -75,10 +77,10 @@ def claims(points: Points):
                 protocol=protocol if published else "",
                 trivial=text.TRIVIAL,
             )
-        claim = f"{ROTARY}: below {MAPS[map]} with neither"
-        yield order(
-            claim, [points(map=ROTARY)["loss"], ends["neither"]], trivial=text.TRIVIAL
-        )
+        for name in BASELINES:
+            sides = [points(map=name)["loss"], ends["neither"]]
+            claim = f"{name}: below {MAPS[map]} with neither"
+            yield order(claim, sides, trivial=text.TRIVIAL)
 
 
 def draw(points: Points):
@@ -86,7 +88,7 @@ def draw(points: Points):
     figure, axes = plots.panels(2.2 * len(maps) + 0.6, len(maps), sharex=True)
     for ax, (map, ends) in zip(axes, maps.items(), strict=True):
         without = middle(ends["neither"])
-        ends[ROTARY] = points(map=ROTARY)["loss"]
+        ends |= {name: points(map=name)["loss"] for name in BASELINES}
         ours = {name: percent_above(losses, without) for name, losses in ends.items()}
         plots.rows(ax, ours, FAST, "o", "ours")
         for i, marker, split in ((1, "x", "valid"), (2, "+", "test")):
@@ -95,7 +97,7 @@ def draw(points: Points):
                 name: percent_above([log(perplexities[i - 1])], without)
                 for name, *perplexities in VARIANTS.values()
             }
-            theirs[ROTARY] = []  # not in the paper
+            theirs |= {name: [] for name in BASELINES}  # not in the paper
             plots.rows(ax, theirs, INK, marker, f"published, {split}")
         ax.set_title(MAPS[map])
     axes[-1].set_xlabel("loss above that with neither, %")

@@ -16,17 +16,19 @@ import torch
 from frame import Claim, Point, Points, main, order
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from text import load, recorded
+from text import ALONE as CONVOLUTION
+from text import CONVOLVED, ConvolutionAlone, ConvolvedAttention, load, recorded
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fwlab import ops, plots
 from fwlab.bench.measure import in_turns, peak_mib
 from fwlab.data import Characters
+from fwlab.feature_maps import ELU1
 from fwlab.fit import SETUP, fit
 from fwlab.layers import AFTConv, AFTFull, AFTLocal, AFTSimple, SoftmaxAttention
 from fwlab.models import LanguageModel
-from fwlab.plots import INK, OTHER, SERIES, WRONG
+from fwlab.plots import FAST, INK, OTHER, SERIES, TRAINED, WRONG
 
 TITLE = "AFT against a transformer of equal size"
 SOURCE = "Zhai et al. 2021, Tables 1, 2, 4 and 6"
@@ -101,10 +103,14 @@ LAYERS: dict[str, Callable[[int, int], nn.Module]] = {
     "aft-conv-2d": lambda d, T: AFTConvImage(d, HEADS),
     DENSE: lambda d, T: Dense(d, HEADS),
     ROTARY: lambda d, T: SoftmaxAttention(d, HEADS, rope=1.0),
+    CONVOLVED: lambda d, T: ConvolvedAttention(d, HEADS),
+    CONVOLUTION: lambda d, T: ConvolutionAlone(d, HEADS, ELU1(), "sum", conv_size=4),
 }
+#: Those that need no table of positions, all on text alone.
+WITHOUT_POSITIONS = (ROTARY, CONVOLVED, CONVOLUTION)
 #: Layers that are trained on images, on text, and that are measured alone.
-OF_IMAGES = [name for name in LAYERS if name not in (DENSE, ROTARY)]
-OF_LENGTHS = [name for name in LAYERS if name not in (ROTARY, "aft-conv-2d")]
+OF_IMAGES = [name for name in LAYERS if name not in (DENSE, *WITHOUT_POSITIONS)]
+OF_LENGTHS = [name for name in OF_IMAGES if name != "aft-conv-2d"] + [DENSE]
 OF_TEXT = [name for name in LAYERS if name not in (DENSE, "aft-conv-2d")]
 
 
@@ -245,7 +251,7 @@ def build(mixer: str, symbols: int, T: int, d_model: int, layers: int) -> Langua
     """Build a model with this layer, and as many parameters as all others.
 
     Layers with fewer biases have wider MLPs. All models have learned
-    positions, as in the paper, except that with rotary positions, and the
+    positions, as in the paper, except `WITHOUT_POSITIONS`, and the
     initial weights of the softmax model, which has the same projections.
     """
     sizes = {
@@ -254,7 +260,7 @@ def build(mixer: str, symbols: int, T: int, d_model: int, layers: int) -> Langua
     }
     d_ff = 4 * d_model + (max(sizes.values()) - sizes[mixer]) // (2 * d_model)
     model = LanguageModel(symbols, SOFTMAX, layers, HEADS, d_model, T, d_ff)
-    if mixer == ROTARY:
+    if mixer in WITHOUT_POSITIONS:
         model.positions = None
     for block in model.blocks:
         layer = LAYERS[mixer](d_model, T)
@@ -346,7 +352,7 @@ TASKS = {
 #: As in text.py, but in bits, of the last twentieth.
 TRIVIAL = {"text": 0.95 * 3.60}
 #: Layers that are in no table, which claims of ours compare with two that are.
-OURS = {"digits": ["aft-conv-2d"], "text": [ROTARY], "layer": []}
+OURS = {"digits": ["aft-conv-2d"], "text": [*WITHOUT_POSITIONS], "layer": []}
 #: What each layer is called and looks like.
 LOOKS = {
     SOFTMAX: ("transformer", OTHER, "D", "-"),
@@ -357,6 +363,8 @@ LOOKS = {
     "aft-conv": ("AFT-conv", SERIES[2], "s", "-."),
     "aft-conv-2d": ("AFT-conv 2-D", WRONG, "P", ""),
     ROTARY: ("transformer, rotary positions", OTHER, "s", "--"),
+    CONVOLVED: (CONVOLVED, FAST, "s", ""),
+    CONVOLUTION: (CONVOLUTION, TRAINED, "P", ""),
 }
 NAMES = {name: title for name, (title, *_) in LOOKS.items()}
 #: The names of layers that are measured alone.

@@ -22,7 +22,7 @@ from fwlab.plots import FAST, INK, TRAINED
 
 TITLE = "A law that predicts what a memory returns"
 SOURCE = "ours"
-COST = "quick: 3 min of one core; full: 25 min"
+COST = "quick: 1 min of one core; full: 9 min"
 
 #: What is drawn for each point: keys, feature map, width of a key, share of the rank of
 #: values, decay per step, and writes of each key.

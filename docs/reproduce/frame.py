@@ -38,7 +38,7 @@ from fwlab.provenance import provenance
 HERE = Path(__file__).parent
 #: All experiments, in the order of the index.
 NAMES = (
-    *("erasing", "capacity-law"),
+    *("erasing", "capacity-law", "rates"),
     *("capacity", "overwrite", "favor-underflow", "ablation", "language-model"),
     *("recall", "state-size", "translation", "aft", "aft-stability"),
     *("feedback-variables", "feedback-depth", "feedback-curriculum"),

@@ -24,8 +24,8 @@ COST = "quick: 7 min of one core; full: 3 hours"
 #: A mixer, and the feature map of its keys.
 Name = tuple[str, str]
 SOFTMAX, ROTARY, XL = ("softmax", ""), ("softmax-rotary", ""), ("transformer-xl", "")
-#: The control: no memory.
-CONVOLUTION = ("convolution", "")
+#: The controls: no memory, and attention behind the same convolution.
+CONVOLUTION, CONVOLVED = ("convolution", ""), ("softmax-convolution", "")
 #: Validation perplexity per word on WikiText-103, small models, of the sum and the delta
 #: rule with each feature map; that of softmax attention is 33.0.
 PUBLISHED = {
@@ -64,7 +64,7 @@ def points(quick: bool) -> list[Point]:
     # What the delta rule lacks: a decay, keys of length 1, or both.
     lacking = [("gated-delta", "dpfp"), ("delta", "identity")]
     usual = [(mixer, USUAL[mixer]) for mixer in ("gated-delta", "gated", "fwp")]
-    models = [SOFTMAX, *rules, ROTARY, XL, *lacking, *usual]
+    models = [SOFTMAX, *rules, ROTARY, XL, *lacking, *usual, CONVOLUTION, CONVOLVED]
     settings: list[tuple[Name, Point]] = [(name, {}) for name in models]
     if not quick:
         settings += [(name, {"size": "nanogpt"}) for name in (SOFTMAX, CONVOLUTION)]
@@ -85,6 +85,7 @@ def mixer(point: Point) -> Mixer:
     if map != USUAL.get(name, ""):
         return text.fast_weights(name, map)
     own = {ROTARY[0]: text.ROTARY_SOFTMAX, CONVOLUTION[0]: text.CONVOLUTION}
+    own[CONVOLVED[0]] = text.CONVOLVED_SOFTMAX
     return (MIXERS | own)[name]
 
 
@@ -121,6 +122,9 @@ def claims(points: Points):
         yield below(better, ("delta", "dpfp"))
     yield below(ROTARY, SOFTMAX)
     yield below(XL, ("gated-delta", "identity"))
+    best = ("delta", "identity"), ("gated-delta", "identity"), ("gated", "linear")
+    for other in (SOFTMAX, ROTARY, XL, *best, CONVOLVED):
+        yield below(other, CONVOLUTION)
     if full:
         yield holds(
             "softmax: nanoGPT's loss, within 0.05",
@@ -189,6 +193,7 @@ def saved(points: Points, map: str) -> list[float]:
 def label(name: Name) -> str:
     mixer, map = name
     known = {ROTARY: "softmax, rotary positions", XL: "Transformer-XL"}
+    known |= {CONVOLUTION: text.ALONE, CONVOLVED: text.CONVOLVED}
     return f"{mixer}, {MAPS[map]}" if map else known.get(name, mixer)
 
 
@@ -205,7 +210,7 @@ def draw(points: Points):
     if full:
         longer = points(size="nanogpt")
         models["softmax, 2,000 steps"] = longer(mixer="softmax")
-        models["no memory, 2,000 steps"] = longer(mixer="convolution")
+        models[f"{text.ALONE}, 2,000 steps"] = longer(mixer=CONVOLUTION[0])
     rows = [len(models), len(PUBLISHED)] + [len(USUAL)] * full
     height = 0.26 * sum(rows) + 1.1 * len(rows)
     ratios = [count + 1 for count in rows]

@@ -24,7 +24,7 @@ READ = 8192
 #: The delta rule with the keys of the gated delta rule: only the decay is missing.
 UNIT = "delta, unit keys"
 #: Softmax attention that takes any length, and this delta rule.
-OWN = {
+OWN = text.CONTROLS | {
     "softmax-rotary": text.ROTARY_SOFTMAX,
     "softmax, no positions": Mixer(lambda s: SoftmaxAttention(s.d_model, s.heads)),
     UNIT: text.fast_weights("delta", "identity"),
@@ -32,6 +32,7 @@ OWN = {
 #: Those of the quick version, and all others that take any length. What softmax
 #: attention and the other forms of AFT learn for each place ends with the window.
 QUICK = ("softmax-rotary", "transformer-xl", "sum", "gated", "delta", "gated-delta")
+QUICK += (text.ALONE, text.CONVOLVED)
 NAMES = (
     *QUICK,
     *("softmax, no positions", "kimi-delta", "fwp", "aft-conv", UNIT),
@@ -101,7 +102,7 @@ def draw(points: Points):
             for p in models[name]
             for length in LENGTHS
         ]
-        others = ("softmax", "transformer", "aft", "feedback")
+        others = ("softmax", "transformer", "aft", "feedback", "convolution")
         color = OTHER if name.startswith(others) else FAST
         plots.series(ax, own, color, "o", "-", x="length")
         ax.set_title(name)

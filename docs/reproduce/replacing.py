@@ -47,8 +47,10 @@ LAYERS = {
     "gated delta, unit keys": (FastWeightAttention, "gated_delta", "identity"),
     "delta, DPFP": (FastWeightAttention, "delta", "dpfp"),
 }
-#: The bar for them: it keeps the whole window. It has no convolution.
+#: The bar for them: it keeps the whole window.
 ATTENTION = "attention, rotary positions"
+#: The control: it has no memory.
+NONE = "no memory"
 #: Tokens that the short convolution sees; 0 = there is none.
 CONVOLUTIONS = {0: "no convolution", 4: "convolution of 4"}
 #: Layers, the first of which should end below the second.
@@ -71,15 +73,18 @@ GAPS = (
 
 
 def points(quick: bool) -> list[Point]:
-    settings = (*product(LAYERS, CONVOLUTIONS), (ATTENTION, 0))
+    settings = (*product((*LAYERS, ATTENTION), CONVOLUTIONS), (NONE, 4))
     return text.points(quick, [{"layer": x, "conv_size": n} for x, n in settings])
 
 
 def mixer(point: Point) -> Mixer:
-    if point["layer"] == ATTENTION:
-        return text.ROTARY_SOFTMAX
-    layer, rule, name = LAYERS[point["layer"]]
-    return text.fast_weights(rule, name, layer=layer, conv_size=point["conv_size"])
+    name, conv_size = point["layer"], point["conv_size"]
+    if name == ATTENTION:
+        return text.CONVOLVED_SOFTMAX if conv_size else text.ROTARY_SOFTMAX
+    if name == NONE:
+        return text.CONVOLUTION
+    layer, rule, features = LAYERS[name]
+    return text.fast_weights(rule, features, layer=layer, conv_size=conv_size)
 
 
 def claims(points: Points):
@@ -99,13 +104,14 @@ def claims(points: Points):
         what = f"a convolution halves the gap by which {one} ends above {other}"
         found = order(what, sides).found
         yield holds(what, off, lambda x: x < 0)._replace(found=found)
-    bar = points(layer=ATTENTION)["loss"]
     for conv_size, where in CONVOLUTIONS.items():
-        for name in LAYERS:
-            own = points(layer=name, conv_size=conv_size)["loss"]
-            yield order(
-                f"{where}: {name} below {ATTENTION}", [own, bar], trivial=text.TRIVIAL
-            )
+        some = points(conv_size=conv_size)
+        for bar in (ATTENTION, NONE):
+            for name in (*LAYERS, ATTENTION):
+                if name != bar and (conv_size or bar != NONE):
+                    sides = [some(layer=each)["loss"] for each in (name, bar)]
+                    what = f"{where}: {name} below {bar}"
+                    yield order(what, sides, trivial=text.TRIVIAL)
 
 
 def gap(points: Points, one: str, other: str) -> dict[int, float]:
@@ -123,7 +129,7 @@ def draw(points: Points):
     looks = ((TRAINED, "s"), (FAST, "o"))
     for (conv_size, label), look in zip(CONVOLUTIONS.items(), looks, strict=True):
         some = points(conv_size=conv_size)
-        losses = {name: some(layer=name)["loss"] for name in (*LAYERS, ATTENTION)}
+        losses = {name: some(layer=name)["loss"] for name in (*LAYERS, ATTENTION, NONE)}
         plots.rows(ax, losses, *look, label)
     ax.set_xlabel(text.LOSS)
     plots.legend(figure, ax, 2)

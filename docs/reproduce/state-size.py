@@ -19,7 +19,7 @@ from fwlab import plots
 from fwlab.layers import TransformerXL
 from fwlab.layers.transformer_xl import RelativeAttention
 from fwlab.models import Mixer
-from fwlab.plots import FAST, OTHER, SERIES, TRAINED
+from fwlab.plots import FAST, INK, OTHER, SERIES, TRAINED
 from fwlab.training.batches import in_rows
 
 TITLE = "Loss against the size of the state, with no truncated context"
@@ -43,6 +43,7 @@ def points(quick: bool) -> list[Point]:
     size = "small" if quick else "nanogpt"
     delta = ("delta", "linear", 0, 0)
     models = [delta, ("sum", "linear", 1, 0), ("gated-delta", "identity", 0, 0)]
+    models += [(text.ALONE, "", 0, 0)]
     if not quick:
         models += [("delta", "dpfp", 0, 0), ("sum", "linear", 0, 0)]
     models += [("transformer-xl", "", 0, memory) for memory in MEMORIES[size]]
@@ -58,6 +59,8 @@ def points(quick: bool) -> list[Point]:
 
 def mixer(point: Point) -> Mixer:
     if not (memory := point["memory"]):
+        if point["model"] == text.ALONE:
+            return text.CONVOLUTION
         normalize = bool(point["normalize"])
         return text.fast_weights(point["model"], point["map"], normalize)
 
@@ -177,7 +180,10 @@ def claims(points: Points):
     own = [trained[memory]["loss"] for memory in sorted(trained)] or [[]]
     what = "each trained for its memory: lower with the smallest than the largest"
     yield order(what, [own[0], own[-1]], trivial=text.TRIVIAL)
+    alone = table(model=text.ALONE)["loss"]
     yield order("gated delta: below delta", [gated["loss"], ends], trivial=text.TRIVIAL)
+    what = f"gated delta: below {text.ALONE}"
+    yield order(what, [gated["loss"], alone], trivial=text.TRIVIAL)
     # From the first window to the last position.
     growth = [
         [(p["last_norm"] or inf) / p["first_norm"] for p in some if p.get("first_norm")]
@@ -255,6 +261,7 @@ def draw_table(ax, points: Points):
         ("delta", FAST, "o", points(model="delta")),
         ("sum", TRAINED, "s", points(model="sum", normalize=1)),
         ("gated delta", SERIES[0], "^", points(model="gated-delta")),
+        (text.ALONE, INK, "P", points(model=text.ALONE)),
         ("Transformer-XL, trained for it", SERIES[1], "v", xl),
         ("Transformer-XL, cut", OTHER, "D", cut(points)),
     ):

@@ -14,12 +14,15 @@ import torch
 from frame import Numbers, Point
 from torch import Tensor
 
+from fwlab import ops
 from fwlab.bench.operations import equal_d_ff
 from fwlab.data import corpus
 from fwlab.feature_maps import DPFP, ELU1, FAVOR, FeatureMap, Identity
 from fwlab.fit import learning_curve
 from fwlab.layers import FastWeightAttention, SoftmaxAttention
-from fwlab.layers.causal import Causal
+from fwlab.layers.causal import Causal, with_state
+from fwlab.layers.heads import per_head
+from fwlab.layers.short_convolution import ShortConvolution
 from fwlab.models import LanguageModel, Mixer
 from fwlab.training import Config, Trainer
 
@@ -61,6 +64,9 @@ PROTOCOL = "characters, pre-norm, outputs without d_head^(-1/2)"
 WINDOWS = "disjoint windows"
 #: The axis of most figures.
 LOSS = "validation loss, nats per character"
+
+#: Tokens that the short convolution sees.
+CONVOLUTION_SIZE = 4
 
 # --- Models ---------------------------------------------------------------
 
@@ -121,7 +127,41 @@ class ConvolutionAlone(FastWeightAttention):
 
 
 #: The control: it sees this many tokens, and has no memory.
-CONVOLUTION = fast_weights("sum", "linear", layer=ConvolutionAlone, conv_size=4)
+CONVOLUTION = fast_weights(
+    "sum", "linear", layer=ConvolutionAlone, conv_size=CONVOLUTION_SIZE
+)
+
+
+class ConvolvedAttention(SoftmaxAttention):
+    """Attention with rotary positions behind the short convolution of fast weights."""
+
+    step = Causal.step  # by way of `_mix`
+
+    def __init__(self, d_model: int, heads: int):
+        super().__init__(d_model, heads, rope=1.0)
+        self.conv = ShortConvolution(3 * d_model, CONVOLUTION_SIZE)
+
+    def _mix(self, x: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
+        past, before = (None, None) if state is None else state
+        qkv, before = self.conv(
+            torch.cat([self.to_q(x), self.to_k(x), self.to_v(x)], -1), before
+        )
+        q, k, v = per_head(*qkv.chunk(3, -1), width=self.head_width)
+        q, k = self._with_positions(q, k, options["key_mask"], past)
+        y, past = with_state(ops.softmax_attention(q, k, v, state=past, **options))
+        return self.to_out(y.flatten(-2)), (past, before)
+
+    def state_size(self, time: int) -> int:
+        return super().state_size(time) + (self.conv.size - 1) * self.conv.channels
+
+
+#: The bar: it keeps the whole window, behind the convolution.
+CONVOLVED_SOFTMAX = Mixer(lambda s: ConvolvedAttention(s.d_model, s.heads))
+
+
+#: Both, by the names that tables and charts have for them.
+ALONE, CONVOLVED = "convolution alone", "convolution + attention"
+CONTROLS = {ALONE: CONVOLUTION, CONVOLVED: CONVOLVED_SOFTMAX}
 
 
 # --- Points and their runs ------------------------------------------------

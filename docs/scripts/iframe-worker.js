@@ -35,23 +35,31 @@
   };
 }
 
-// The words that a search has found, as whole words: the theme's marks cut them.
+// What was searched for, marked in the page as whole words: the theme's marks cut them.
+// What follows a prediction is unfolded for it, in the section that was found.
 document.addEventListener("DOMContentLoaded", () => {
-  const said = new URLSearchParams(location.search).get("h") ?? "";
-  const found = new Set(said.split(" ").filter(Boolean));
+  const WORD = /(\d+(?:[.,]\d+)+|[\p{L}\p{M}\p{N}_]+)/u;
+  const asked = new URLSearchParams(location.search);
+  const typed = (asked.get("h") ?? "").toLowerCase().split(WORD).filter((part, i) => i % 2 && part.length > 2);
+  const begins = typed.map((word) => word.replace(/(?<=...)(?:ies|es|s|ing|ed|[ey])$/, ""));
   const article = document.querySelector("article");
-  if (!found.size || !article) return;
-  const isFound = (part) => found.has(part.toLowerCase());
-  const texts = document.createNodeIterator(article, NodeFilter.SHOW_TEXT);
-  const nodes = [];
-  for (let node; (node = texts.nextNode()); ) nodes.push(node);
-  for (const node of nodes) {
-    const parts = node.data.split(/(\d+(?:[.,]\d+)+|[\p{L}\p{M}\p{N}_]+)/u);
-    if (!parts.some(isFound) || node.parentElement.closest("script, style, svg, .katex, .fw-answer, button, option")) continue;
-    const marked = parts.map((part) => {
-      if (!isFound(part)) return part;
-      return Object.assign(document.createElement("mark"), { textContent: part });
-    });
-    node.replaceWith(...marked);
+  const there = asked.get("at") ?? decodeURIComponent(location.hash.slice(1));
+  if (begins.length && article) {
+    const isFound = (part) => begins.some((begin) => part.toLowerCase().startsWith(begin));
+    const texts = document.createNodeIterator(article, NodeFilter.SHOW_TEXT);
+    const nodes = [];
+    for (let node; (node = texts.nextNode()); ) nodes.push(node);
+    for (const node of nodes) {
+      const parts = node.data.split(WORD);
+      if (!parts.some(isFound) || node.parentElement.closest("script, style, svg, .katex, .fw-answer, button, option")) continue;
+      const fold = node.parentElement.closest("fw-fold");
+      if (fold && (!there || fold.dataset.section === there)) fold.find();
+      const marked = parts.map((part) => {
+        if (!isFound(part)) return part;
+        return Object.assign(document.createElement("mark"), { textContent: part });
+      });
+      node.replaceWith(...marked);
+    }
   }
+  if (asked.has("at")) location.replace(`#${asked.get("at")}`);
 });

@@ -1,7 +1,6 @@
 // Questions of the course: say whether an answer is right, and why a tempting
 // one is wrong. The data are those of `predict` in the notebooks. Nothing that
-// a reader answers leaves the browser; progress.js keeps how it went, and unfolds
-// what follows a prediction.
+// a reader answers leaves the browser; progress.js unfolds what follows a prediction.
 {
   // "76 %" is 76 where the question asks for percent, and 0.76 elsewhere.
   const number = (text, inPercent) => {
@@ -35,7 +34,7 @@
       const [right, words] = unread ? [false, "Write a number, such as 0.5."] : judge(question, answer);
       form.dataset.right = unread ? "" : right ? "yes" : "no";
       said.innerHTML = (unread ? "" : right ? "✓ " : "✗ ") + words;
-      if (!unread) form.dispatchEvent(new CustomEvent("fw-answer", { bubbles: true, detail: { right } }));
+      if (!unread) form.dispatchEvent(new Event("fw-answer", { bubbles: true }));
     });
     form.addEventListener("input", () => {
       form.dataset.right = said.textContent = "";

@@ -7,61 +7,46 @@
   const KINDS = [
     [/^notation\.html#term/, 0.5],
     [/^(notebooks\/|annotated\/equations|index)/, 2],
-    [/^(notation|figures\/|course|cheatsheet|memory_essay)/, 1.5],
+    [/^(notation|figures\/|course|cheatsheet|memory_essay|rules|run)/, 1.5],
     [/^annotated\/source\//, 0.05],
     [/^api\/exercises/, 0.5],
     [/^(annotated\/|kernels\/(?!index)|contribute|tested|changelog|inside)/, 0.5],
     [/^/, 1],
   ];
   // What readers call something, and what it is called here: both are searched.
-  const ALSO = [
-    ["attention free transformer", "aft"],
-    ["benchmark", "speed"],
-    ["bibtex", "cite"],
-    ["citation", "cite"],
-    ["cuda", "gpu"],
-    ["deltanet", "delta rule"],
-    ["equation", "eq"],
-    ["faster", "speed"],
-    ["hebbian", "outer product"],
-    ["hugging face", "transformers"],
-    ["huggingface", "transformers"],
-    ["kda", "kimi delta attention"],
-    ["learning rate", "write strength"],
-    ["linear attention", "fast weights"],
-    ["linear attention", "sum rule"],
-    ["linear transformer", "fast weights"],
-    ["performer", "favor"],
-    ["pip", "install"],
-    ["quick start", "start here"],
-    ["quickstart", "start here"],
-    ["setup", "install"],
-    ["solution", "exercise"],
-    ["triton", "gpu kernels"],
-    ["tutorial", "start here"],
-  ];
+  const ALSO = `answer: exercise; attention free transformer: aft; benchmark: speed;
+    bibtex: cite; cheatsheet: cheat sheet; chunkwise: chunks; citation: cite; cuda: gpu;
+    deltanet: delta rule; equation: eq; faster: speed;
+    gradient checkpointing: memory; hebbian: outer product; hopfield: capacity;
+    hugging face: transformers; how fast: speed; huggingface: transformers; kda: kimi delta attention;
+    learning rate: write strength; linear attention: fast weights;
+    linear attention: sum rule; linear transformer: fast weights; mamba: ten rules;
+    memory efficient backward: memory; performer: favor; pip: install;
+    quick start: start here; quickstart: start here; setup: install; solution: exercise;
+    ssm: ten rules; state space: ten rules; test time training: regression;
+    triton: gpu kernels; ttt: regression; tutorial: start here`;
   // Words that are in every text.
   const COMMON = new Set(
-    `a an and are as at be by can do does for from how i in is it of on or should than that
+    `a an and are as at be by can do does for from i in is it of on or should than that
      the this to vs what when where which why with you`.split(/\s+/),
   );
-  const GREEK = {
-    α: "alpha", β: "beta", γ: "gamma", δ: "delta", ε: "epsilon", ζ: "zeta", η: "eta",
-    θ: "theta", κ: "kappa", λ: "lambda", μ: "mu", ν: "nu", ξ: "xi", π: "pi", ρ: "rho",
-    σ: "sigma", τ: "tau", φ: "phi", χ: "chi", ψ: "psi", ω: "omega",
+  const SPELLED = {
+    "⊗": "otimes", α: "alpha", β: "beta", γ: "gamma", δ: "delta", ε: "epsilon", ζ: "zeta",
+    η: "eta", θ: "theta", κ: "kappa", λ: "lambda", μ: "mu", ν: "nu", ξ: "xi", π: "pi",
+    ρ: "rho", σ: "sigma", τ: "tau", φ: "phi", χ: "chi", ψ: "psi", ω: "omega",
   };
   const BOOST = { title: 5, page: 2, text: 1, code: 0.3 };
-  // Pages that are shown, sections of each, characters of a line, and words to mark.
-  const [PAGES, PARTS, LONGEST, MARKS] = [30, 6, 220, 30];
+  // Pages that are shown, sections of each, and characters of a line.
+  const [PAGES, PARTS, LONGEST] = [30, 6, 220];
 
   // The words of a text as the index has them: "β_t" is "beta" and "t".
-  const WORD = /\d+(?:[.,]\d+)+|[\p{L}\p{M}\p{N}_]+/gu;
+  const WORD = /\d+(?:[.,]\d+)+|[\p{L}\p{M}\p{N}_]+|⊗/gu;
   const known = new Map();
   const names = (word) => {
     if (!known.has(word)) {
       const letters = word.toLowerCase().normalize("NFKD").replace(/[\p{M},]/gu, "");
       const plain = letters.replace(/^eqs?(?=\d)/, "eq "); // "Eq24"
-      const spelled = plain.replace(/[α-ω]/g, (letter) => ` ${GREEK[letter] ?? letter} `);
+      const spelled = plain.replace(/[⊗α-ω]/g, (letter) => ` ${SPELLED[letter] ?? letter} `);
       const each = spelled.split(/_* _*|^_+|_+$/);
       known.set(word, each.filter((name) => name && !COMMON.has(name)).map(stem));
     }
@@ -85,15 +70,6 @@
   const pages = new Map(
     SECTIONS.filter(({ name }) => name).map((page) => [page.location, page]),
   );
-  // The words of a page, as they are there.
-  const read = new Map();
-  const wordsOn = (page) => {
-    if (read.has(page)) return read.get(page);
-    const texts = SECTIONS.filter(({ location }) => pageOf(location) === page);
-    const whole = texts.flatMap(({ title, text, code }) => [title, text, code]).join(" ");
-    read.set(page, [...new Set(whole.toLowerCase().match(WORD))]);
-    return read.get(page);
-  };
   const entries = SECTIONS.map((section, id) => {
     const { location, title, name = "", text, code } = section;
     const page = name ? "" : pages.get(pageOf(location)).title;
@@ -129,8 +105,9 @@
     const said = phrase.includes(" ") && (named > 1 || within(text)) ? 3 : 1;
     return named * said * (whole && named > 1 ? 2 : 1);
   };
-
-  const also = ALSO.map((pair) => pair.map((text) => ` ${words(text).join(" ")} `));
+  const also = ALSO.split(";").map((pair) =>
+    pair.split(":").map((text) => ` ${words(text).join(" ")} `),
+  );
   const ask = (phrases, options) => {
     const hits = new Map();
     for (const phrase of phrases) {
@@ -144,12 +121,22 @@
   };
   const found = (phrase) => {
     const others = also.map((pair) => ` ${phrase} `.replace(...pair).trim());
-    const phrases = [...new Set([phrase, ...others])];
-    const fuzzy = (term) => term.length > 4 && 0.2;
-    // All words; all, perhaps misspelled; or some of them.
-    let hits = ask(phrases, { combineWith: "AND" });
-    if (!hits.length) hits = ask(phrases, { combineWith: "AND", fuzzy });
-    return hits.length ? hits : ask(phrases, { combineWith: "OR", fuzzy });
+    return ask([...new Set([phrase, ...others])], { combineWith: "AND" });
+  };
+
+  // A word that is nowhere, as one with the same letters, or with one or two others:
+  // the one that says most.
+  const near = (word, fuzzy) => {
+    const scores = new Map();
+    for (const { terms, score } of index.search({ queries: [word], fuzzy }))
+      for (const term of terms) scores.set(term, (scores.get(term) ?? 0) + score);
+    return [...scores].sort((a, b) => b[1] - a[1]).map(([term]) => term);
+  };
+  const letters = (word) => [...word].sort().join("");
+  const corrected = (word) => {
+    if (word.length < 4 || ask([word]).length) return word;
+    const swapped = near(word, 2).find((term) => letters(term) === letters(word));
+    return swapped ?? near(word, 1)[0] ?? near(word, 2)[0] ?? word;
   };
 
   const escaped = (text) =>
@@ -165,73 +152,66 @@
     const first = [...line.matchAll(WORD)].find(([word]) => isHit(word))?.index ?? 0;
     const sentence = line.lastIndexOf(". ", first) + 1;
     const near = first - sentence < LONGEST / 2;
-    const begin = near ? sentence : Math.max(line.indexOf(" ", first - LONGEST / 2), 0);
+    const begin = near ? sentence : line.indexOf(" ", first - LONGEST / 2);
     const rest = line.slice(begin).trim();
-    const end = rest.lastIndexOf(" ", LONGEST);
-    const shown = rest.length > LONGEST ? `${rest.slice(0, end)} …` : rest;
-    return begin ? `… ${shown}` : shown;
+    const end = rest.length > LONGEST ? rest.lastIndexOf(" ", LONGEST) : rest.length;
+    return `${begin ? "… " : ""}${rest.slice(0, end)}${end < rest.length ? " …" : ""}`;
   };
   // The two lines that say most of what was asked, or what a section begins with: of
   // its code, if neither title nor text has so much of it.
-  const excerpt = ({ title, text, code }, isHit, phrase) => {
-    const counted = (line) => {
-      const hits = new Set((line.match(WORD) ?? []).filter(isHit).flatMap(names));
-      const together = hits.size > 1 && words(line).join(" ").includes(phrase);
-      return { line: line.trim(), hits: hits.size + 2 * together };
-    };
-    const best = (lines) => lines.map(counted).sort((a, b) => b.hits - a.hits).slice(0, 2);
-    const [said, done] = [text, code].map((lines) => best(lines.split("\n")));
-    const inCode = done[0].hits > Math.max(said[0].hits, counted(title).hits);
+  const excerpt = ({ title, text, code }, isHit) => {
+    const count = (line) => new Set((line.match(WORD) ?? []).filter(isHit).flatMap(names)).size;
+    const best = (lines) =>
+      lines
+        .split("\n")
+        .map((line) => [line.trim(), count(line)])
+        .sort((a, b) => b[1] - a[1])
+        .filter(([line, hits], i) => line && i < 2 && (hits || i === 0));
+    const [said, done] = [best(text), best(code)];
+    const inCode = (done[0]?.[1] ?? 0) > Math.max(said[0]?.[1] ?? 0, count(title));
     return (inCode ? done : said)
-      .filter(({ hits, line }, i) => line && (hits || i === 0))
-      .map(({ line }) => marked(cut(line, isHit), isHit))
+      .map(([line]) => marked(cut(line, isHit), isHit))
       .map((line) => (inCode ? `<p><code>${line}</code></p>` : `<p>${line}</p>`))
       .join("");
   };
 
   const search = (query) => {
-    const typed = (query.match(WORD) ?? []).flatMap((word) =>
-      names(word).map((name) => ({ word, name })),
-    );
+    let typed = words(query);
     if (!typed.length) return [];
-    const phrase = typed.map(({ name }) => name).join(" ");
-    const all = found(phrase);
-    const terms = new Set(all.flatMap((hit) => hit.terms));
-    const seen = new Map();
-    const isHit = (word) => {
-      const told = seen.get(word) ?? names(word).flatMap(parts).some((name) => terms.has(name));
-      seen.set(word, told);
-      return told;
-    };
+    // All words; all, if some were misspelled; or some of them.
+    let all = found(typed.join(" "));
+    if (!all.length) {
+      typed = typed.map(corrected);
+      all = found(typed.join(" "));
+    }
+    if (!all.length) all = ask([typed.join(" ")], { combineWith: "OR" });
     const groups = new Map();
     for (const hit of all) {
       const page = pageOf(SECTIONS[hit.id].location);
-      groups.set(page, groups.get(page) ?? []).get(page).push(hit);
+      groups.set(page, [...(groups.get(page) ?? []), hit]);
     }
+    const begins = (name) => typed.some((each) => name.startsWith(each));
+    const isHit = (word) => names(word).flatMap(parts).some(begins);
     return [...groups].slice(0, PAGES).map(([page, hits]) => {
-      const items = hits.slice(0, PARTS).map(({ id, terms, score }, i) => {
-        const { location, title } = SECTIONS[id];
-        const lacks = typed.filter(({ name }) => !terms.some((term) => term.startsWith(name)));
-        // What is misspelled lacks all, and so none.
-        const lost = lacks.length < typed.length ? lacks : [];
-        return {
-          location,
-          title: marked(title, isHit),
-          text: excerpt(SECTIONS[id], isHit, phrase),
-          // The theme unfolds sections that are as good as the first.
-          score: i < 2 && score > hits[0].score / 2 ? hits[0].score : score,
-          terms: Object.fromEntries(lost.map(({ word }) => [word, false])),
-        };
-      });
+      const items = hits.slice(0, PARTS).map(({ id, score }, i) => ({
+        location: SECTIONS[id].location,
+        title: marked(SECTIONS[id].title, isHit),
+        text: excerpt(SECTIONS[id], isHit),
+        // The theme unfolds sections that are as good as the first.
+        score: i < 2 && score > hits[0].score / 2 ? hits[0].score : score,
+        terms: {},
+      }));
       if (!items.some(({ location }) => location === page)) {
         const title = escaped(pages.get(page).title);
         items.push({ location: page, title, text: "", score: 0, terms: {} });
       }
-      // What the page will mark (scripts/iframe-worker.js).
-      const marks = encodeURIComponent(wordsOn(page).filter(isHit).slice(0, MARKS).join(" "));
+      // What the page will mark, and where a press on its title lands: at the section
+      // that Enter opens (scripts/iframe-worker.js).
+      const [, best] = items[0].location.split("#");
       return items.map((item) => {
         const [, hash] = item.location.split("#");
-        return { ...item, location: `${page}?h=${marks}${hash ? `#${hash}` : ""}` };
+        const asked = new URLSearchParams({ h: query, ...(!hash && best && { at: best }) });
+        return { ...item, location: `${page}?${asked}${hash ? `#${hash}` : ""}` };
       });
     });
   };

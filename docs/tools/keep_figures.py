@@ -2,15 +2,15 @@
 
     python docs/tools/keep_figures.py SITE
 
-opens the figures of a built site in Chromium. For each, it writes the
-picture into docs/figures/NAME.html and its description into NAME.txt, and
-those of each step of a figure that has steps. How high each is on a phone, with
-its controls, goes into heights.json. Run it after a change to a figure; a test
-compares them.
+opens the figures of a built site in Chromium. For each, it writes the picture that
+it begins with, and the words below it, into docs/figures/NAME.html; and the same of
+each step of a figure that has steps. With the picture comes how high the figure is
+on a phone, with its controls. Run it after a change to a figure; a test compares.
 """
 
-import json
+import re
 import sys
+from html import escape
 from pathlib import Path
 
 from browser import OPTIONS, chromium, served
@@ -18,60 +18,66 @@ from playwright.sync_api import Page, sync_playwright
 
 FIGURES = Path(__file__).resolve().parents[1] / "figures"
 #: The page of a figure without a page of its own.
-PAGES = {"essay": "memory_essay.html", "live": "index.html"}
-#: A figure that does not begin with what is worth keeping has `still`: it
-#: goes there, or makes the picture itself.
+PAGES = {
+    "ten": "rules.html",
+    "biases": "figures/aft.html",
+    "essay": "memory_essay.html",
+    "live": "index.html",
+}
+#: Until its script runs, nothing in a picture follows a press or an arrow key. A
+#: figure that does not begin with what is worth keeping has `still`: it goes there,
+#: or makes the picture itself.
 STILL = """async (name) => {
   const root = document.querySelector(`#figure-${name}`);
   const made = await root.figure.still?.();
-  if (made) return made;
-  const stage = root.querySelector(".fw-stage").cloneNode(true);
-  for (const controls of stage.querySelectorAll(".fw-controls")) controls.remove();
-  return stage.innerHTML;
+  const stage = document.createElement("div");
+  stage.innerHTML = made || root.querySelector(".fw-stage").innerHTML;
+  for (const controls of stage.querySelectorAll(".fw-controls, .fw-rows")) controls.remove();
+  for (const e of stage.querySelectorAll(":is([role=slider], [role=button], td[tabindex])")) {
+    for (const { name } of [...e.attributes])
+      if (/^(tabindex|aria-(value|pressed|selected).*)$/.test(name)) e.removeAttribute(name);
+    if (e.role && e.localName === "g") e.role = "img";
+  }
+  return stage.innerHTML.replace(/<!--.*?-->/g, "");
 }"""
 
 
 def names() -> list[str]:
-    """The figures: a script is one if it calls `fwlab.figure`."""
+    """The figures: a script is one if it calls `figure` with its name."""
     return [
         path.stem
         for path in sorted(FIGURES.glob("*.js"))
-        if f'fwlab.figure("{path.stem}"' in path.read_text("utf-8")
+        if re.search(rf'\bfigure\("{path.stem}"', path.read_text("utf-8"))
     ]
 
 
-def begin(tab: Page, base: str, name: str) -> tuple[str, str]:
-    """The picture and the words of a figure in its first state."""
-    tab.goto(base + PAGES.get(name, f"figures/{name}.html"), wait_until="load")
-    return first(tab, name)
+def address(name: str) -> str:
+    return PAGES.get(name, f"figures/{name}.html")
 
 
-def first(tab: Page, name: str) -> tuple[str, str]:
-    """The same, on a page that is there."""
+def stills(tab: Page, name: str) -> dict[str, str]:
+    """The picture and the words of a figure that has begun in `tab`, by name: its
+    first state, and those of its other steps."""
     figure = tab.locator(f"#figure-{name}")
     if name == "shakespeare":
         figure.get_by_role("button", name="Start the model").click()
         figure.get_by_label("Text to read").wait_for()
-    # The picture first: to make it may take what a reader gets on first use.
-    picture = tab.evaluate(STILL, name)
-    return picture, figure.locator(".fw-words").inner_text()
-
-
-def later_steps(tab: Page, name: str) -> dict[str, tuple[str, str]]:
-    """The same of a figure in its other steps, by name; it has begun in `tab`."""
+    found = {name: still(tab, name, f' data-figure="{name}"')}
     element = f"document.querySelector('#figure-{name}').figure"
-    found = {}
     for step in tab.evaluate(f"{element}.steps?.slice(1) ?? []"):
         tab.evaluate(f"(step) => {element}.jump(step)", step)
-        words = tab.locator(f"#figure-{name} .fw-words").inner_text()
-        found[f"{name}-{step}"] = (tab.evaluate(STILL, name), words)
+        found[f"{name}-{step}"] = still(tab, name)
     return found
 
 
-def height(tab: Page, base: str, name: str) -> int:
-    """How high a figure begins, in pixels; `tab` is as wide as a phone."""
-    tab.goto(base + PAGES.get(name, f"figures/{name}.html"), wait_until="load")
-    return tab.locator(f"#figure-{name} .fw-stage").evaluate("e => e.offsetHeight")
+def still(tab: Page, name: str, mark: str = "") -> str:
+    # The picture first: to make it may take what a reader gets on first use.
+    picture = tab.evaluate(STILL, name)
+    words = tab.locator(f"#figure-{name} .fw-words").inner_text()
+    return (
+        f'<section class="fw-stage" data-search-exclude{mark}>{picture}</section>'
+        f'<figcaption class="fw-words">{escape(words, quote=False)}</figcaption>\n'
+    )
 
 
 def main() -> None:
@@ -79,18 +85,18 @@ def main() -> None:
     path = chromium() or sys.exit("there is no Chromium here")
     with served(site) as base, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=OPTIONS)
-        tab = browser.new_page(
-            viewport={"width": 1440, "height": 900}, reduced_motion="reduce"
-        )
-        for name in names():
-            kept = {name: begin(tab, base, name), **later_steps(tab, name)}
-            for still, (picture, words) in kept.items():
-                (FIGURES / f"{still}.html").write_text(picture + "\n", "utf-8")
-                (FIGURES / f"{still}.txt").write_text(words + "\n", "utf-8")
-        tab.set_viewport_size({"width": 390, "height": 844})
-        heights = {name: height(tab, base, name) for name in names()}
-        content = json.dumps(heights, indent=1) + "\n"
-        (FIGURES / "heights.json").write_text(content, "utf-8")
+        tab = browser.new_page(reduced_motion="reduce")
+        for name in sys.argv[2:] or names():
+            tab.set_viewport_size({"width": 390, "height": 844})
+            tab.goto(base + address(name), wait_until="load")
+            stage = tab.locator(f"#figure-{name} .fw-stage")
+            height = stage.evaluate("e => e.offsetHeight")
+            tab.set_viewport_size({"width": 1440, "height": 900})
+            tab.goto(base + address(name), wait_until="load")
+            mark = f'data-figure="{name}"'
+            for each, kept in stills(tab, name).items():
+                sized = kept.replace(mark, f'{mark} style="--height: {height}px"', 1)
+                (FIGURES / f"{each}.html").write_text(sized, "utf-8")
 
 
 if __name__ == "__main__":

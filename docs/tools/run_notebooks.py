@@ -3,8 +3,7 @@
 On the same machine the same code gives the same bytes, except in cells tagged
 `nbval-ignore-output`: cell ids stay; timings and other traces of a run are
 removed. On another processor the coordinates in a picture may differ in their
-last digits; tests/pictures.py says what may not. The badge and the set-up cell
-are written again, with the current address (address.py).
+last digits; tests/pictures.py says what may not.
 
     python docs/tools/run_notebooks.py [NOTEBOOK ...]
 """
@@ -13,7 +12,6 @@ import os
 import sys
 from pathlib import Path
 
-import address
 import nbformat
 from nbclient import NotebookClient
 
@@ -22,7 +20,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def execute(path: Path) -> None:
     """Run one notebook, and write it back."""
-    address.rewrite_notebook(path, address.current())
     notebook = nbformat.read(path, as_version=4)
     os.environ["FWLAB_PROGRESS"] = ""  # nobody answers here
     NotebookClient(

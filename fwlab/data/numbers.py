@@ -14,7 +14,7 @@ _GERMAN = (
 
 
 def number_words(number: int, language: str = "english") -> str:
-    """A number in words: a sentence, and its translation.
+    """Return a number in words: a sentence, and its translation.
 
     German says the ones before the tens, and writes one long word: 421
     is "four hundred twenty-one" and "vierhunderteinundzwanzig".
@@ -57,7 +57,7 @@ def _german(number: int) -> str:
 
 
 def _below_100(number: int, words: str) -> tuple[str, str]:
-    """The words for the tens and for the rest; "" where there is none."""
+    """Return the words for the tens and for the rest; "" where there is none."""
     known = words.split()
     if number < 20:
         return "", known[number]

@@ -28,7 +28,7 @@ class Packed(NamedTuple):
 
 
 def packed_rows(borders: Tensor, length: int) -> int:
-    """The number of rows that hold every document once.
+    """Return the number of rows that hold every document once.
 
         >>> packed_rows(torch.tensor([0, 3, 8]), length=4)
         2
@@ -46,7 +46,7 @@ def packed_rows(borders: Tensor, length: int) -> int:
 def packed(
     tokens: Tensor, borders: Tensor, length: int, row: int, seed: int | None = None
 ) -> Packed:
-    """A row of documents, one after the other.
+    """Return a row of documents, one after the other.
 
     The documents of an epoch are put in an order and joined, and the whole
     is cut into rows. A document that does not fit continues in the next

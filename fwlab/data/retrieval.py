@@ -30,7 +30,7 @@ def retrieval(
     repeat: bool = False,
     generator: torch.Generator | None = None,
 ) -> Retrieval:
-    """The synthetic tasks of Schlag et al. 2021 (section 6.1).
+    """Draw the synthetic tasks of Schlag et al. 2021 (section 6.1).
 
     Setting 1 tests the capacity of a memory: every key occurs at most
     once. Setting 2 (`repeat=True`) tests whether it can be updated: keys
@@ -70,7 +70,7 @@ def retrieval(
 
 
 def _last_values(keys: Tensor, values: Tensor, symbols: int) -> Tensor:
-    """The most recent value of each key, -1 for a key that does not occur."""
+    """Return the most recent value of each key, -1 for a key that does not occur."""
     step = torch.arange(keys.shape[1]).expand_as(keys)
     never = torch.full((len(keys), symbols), -1)
     last = never.scatter_reduce(1, keys, step, "amax")
@@ -88,7 +88,7 @@ def loss(found: Tensor, wanted: Tensor) -> Tensor:
 
 
 def law(S: float, features: int) -> float:
-    """The smallest loss of a memory with this many features, after S pairs.
+    """Return the smallest loss of a memory with this many features, after S pairs.
 
     What is retrieved depends on the values by a matrix of that rank at most,
     and every direction of the identity that it lacks costs 0.5.

@@ -86,7 +86,7 @@ class Characters(Vocabulary):
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> "Characters":
-        """The characters of a text.
+        """Return the characters of a text.
 
         - `texts`: the text in pieces.
         - Returns the vocabulary.
@@ -124,7 +124,7 @@ class Words(Vocabulary):
 
     @classmethod
     def of(cls, texts: Iterable[str], minimum: int = 1) -> "Words":
-        """The words of a text.
+        """Return the words of a text.
 
         - `texts`: the text in pieces, none of which ends within a word.
         - `minimum`: how often a word must occur, at least 1; all others

@@ -24,7 +24,7 @@ CUT = "Is there a detach() or a no_grad() on its way to the result?"
 
 
 class Wrong(Exception):
-    """Why an answer is not right yet, in a sentence for the learner."""
+    """Say to the learner, in one sentence, why an answer is not right yet."""
 
 
 @dataclass
@@ -90,17 +90,17 @@ def ask(
 
 
 def normal(generator: Generator, *shape: int) -> Tensor:
-    """Standard normal numbers in float64, for arguments."""
+    """Return standard normal numbers in float64, for arguments."""
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def orthonormal(generator: Generator, width: int) -> Tensor:
-    """A random square matrix whose rows are orthogonal and of length 1."""
+    """Return a random square matrix whose rows are orthogonal and of length 1."""
     return torch.linalg.qr(normal(generator, width, width)).Q
 
 
 def copied(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Copies of what an answer could change, and everything else as it is."""
+    """Return copies of what an answer could change, and everything else as it is."""
     copies = dict(arguments)
     for name, thing in arguments.items():
         if _is(thing):
@@ -271,7 +271,7 @@ def _easy(drawn: list[Any]) -> list[float]:
 def _small(
     x: Tensor, cut: dict[int, int], numbers: list[float], chance: random.Random
 ) -> Tensor:
-    """A tensor of these numbers, whose dimensions are cut."""
+    """Return a tensor of these numbers, whose dimensions are cut."""
     x = x[tuple(slice(cut.get(size, size)) for size in x.shape)]
     some = [chance.choice(numbers) for _ in range(x.numel())]
     return torch.tensor(some, dtype=x.dtype).reshape(x.shape)
@@ -297,7 +297,7 @@ def shown(x: Any) -> str:
 
 
 def where(answer: Answer, frames: "list[tuple[str, int, dict[str, Any]]]") -> str:
-    """The learner's own line: `line 3, "return W"`, or nothing.
+    """Return the learner's own line: `line 3, "return W"`, or nothing.
 
     - `frames`: file, line and globals of each frame, the innermost last.
     """
@@ -320,7 +320,7 @@ def raised(answer: Answer, error: BaseException) -> str:
 
 
 def described(error: BaseException) -> str:
-    """The type of an error, and the first line of its message, which the
+    """Return the type of an error, and the first line of its message, which the
     learner's own class may make long, or fail to make.
     """
     try:
@@ -333,12 +333,12 @@ def described(error: BaseException) -> str:
 
 
 def short(text: str) -> str:
-    """The beginning of a text that may be very long."""
+    """Return the beginning of a text that may be very long."""
     return text if len(text) <= 300 else f"{text[:300]}..."
 
 
 def _globals(answer: Answer) -> Any:
-    """The globals of the file or notebook that an answer was written in."""
+    """Return the globals of the file or notebook that an answer was written in."""
     while isinstance(answer, partial):
         answer = answer.func
     if isinstance(answer, nn.Module):
@@ -351,7 +351,7 @@ def _is(thing: Any) -> bool:
 
 
 def _described(name: str, thing: Any) -> str:
-    """An argument in a few words: a function or a module only by its name."""
+    """Return an argument in a few words: a function or a module only by its name."""
     if _is(thing):
         return f"{name} {list(thing.shape)}"
     return name if callable(thing) else f"{name} = {thing!r}"
@@ -391,7 +391,7 @@ def _number(result: Any, kind: type[int] | type[float], case: str) -> int | floa
 
 
 def _plain(result: Any) -> Any:
-    """A number of PyTorch or NumPy, without dimensions, as one of Python; else None."""
+    """Return a PyTorch or NumPy scalar as a Python number; anything else as None."""
     if getattr(result, "ndim", None) == 0:
         result = result.item()
     is_number = isinstance(result, int | float) and not isinstance(result, bool)

@@ -216,7 +216,7 @@ def golf(answer: Any, name: str) -> bool:
 
 
 def lines_of(function: Any) -> int:
-    """The lines of code of a function: each statement is one, however it is broken.
+    """Count the lines of code of a function, one for each statement.
 
     Comments, blank lines and the docstring do not count.
     """
@@ -274,7 +274,7 @@ def _ours(exercise: Exercise, answer: Answer) -> bool:
 
 
 def _verdicts(exercise: Exercise, answer: Answer) -> Iterator[_Verdict]:
-    """The verdict on each property, in order, up to the first that fails.
+    """Return the verdict on each property, in order, up to the first that fails.
 
     The answer runs in a thread of its own: there it cannot hang the caller,
     whose modes (no_grad, autocast, default device) do not matter either.
@@ -349,7 +349,7 @@ def _verdict(
 def _recognise(
     exercise: Exercise, failed: Property, answer: Answer, before: int
 ) -> str:
-    """The misconception that gives the same results as an answer, if any.
+    """Return the misconception that gives the same results as an answer, if any.
 
     In all calls so far and on examples; or else one of the property that failed, in
     the calls of this property, which are those from number `before` on. There, calls
@@ -459,7 +459,7 @@ def _counterexample(exercise: Exercise, answer: Answer) -> str:
 
 
 def _first_step(exercise: Exercise, answer: Answer, given: dict[str, Any]) -> str:
-    """The first step of the solution whose name the answer has, too, but whose numbers
+    """Find the first step of the solution that the answer has by name, but whose numbers
     it has nowhere, not even with the other sign; "" = there is none.
     """
     yours, right = (_variables(f, given) for f in (answer, exercise.reference))
@@ -475,7 +475,7 @@ def _first_step(exercise: Exercise, answer: Answer, given: dict[str, Any]) -> st
 
 
 def _variables(function: Answer, given: dict[str, Any]) -> dict[str, Any]:
-    """The variables of a function when it returns, without its arguments."""
+    """Return the variables of a function when it returns, without its arguments."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:  # a module, for example
         return {}
@@ -502,7 +502,7 @@ def _gap(x: Tensor, y: Tensor) -> float:
 def _outcome(
     function: Answer, arguments: dict[str, Any], catch: bool = True
 ) -> tuple[Tensor, ...] | None:
-    """The tensors that a function returns; None = none, or an error."""
+    """Return the tensors that a function returns; None = none, or an error."""
     try:
         with torch.enable_grad():  # it may take a gradient itself
             return tensors(function(*copied(arguments).values()))
@@ -517,7 +517,7 @@ def _outcome(
 def _compared(
     exercise: Exercise, result: tuple[Tensor, ...] | None, arguments: dict[str, Any]
 ) -> tuple[Tensor, ...] | None:
-    """The part of a result that matters, if there is one."""
+    """Return the part of a result that matters, if there is one."""
     if result is None or exercise.matters is None:
         return result
     try:
@@ -583,7 +583,7 @@ def _debugged() -> bool:
 
 
 def _as_matrix(x: Tensor) -> Tensor:
-    """The first matrix of a batch; a vector is a matrix of one row."""
+    """Return the first matrix of a batch; a vector is a matrix of one row."""
     return x.reshape(-1, *x.shape[-2:])[0] if x.dim() > 1 else x.reshape(1, -1)
 
 

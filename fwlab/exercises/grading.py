@@ -74,7 +74,7 @@ def read(notebook: Path) -> Submission:
 
 
 def exercises_of(handout: Path) -> list[str]:
-    """The exercises of a notebook that was handed out: those that it lists, or
+    """Return the exercises of a notebook that was handed out: those that it lists, or
     else those that its cells check.
 
     - Raises `ValueError` if the file is no notebook, or has no exercise.
@@ -88,7 +88,7 @@ def exercises_of(handout: Path) -> list[str]:
 
 
 def asked(cells: list[str]) -> list[str]:
-    """The exercises that cells check, in order, as far as their lines show it."""
+    """List the exercises that cells check, in order, as far as their lines show it."""
     names: dict[str, None] = {}
     calls = r"^[^#\n]*\b(?:check|golf)\((.*)\)"
     for given in re.findall(calls, "\n".join(cells), re.MULTILINE):
@@ -153,7 +153,7 @@ def grade(
 
 
 def report(graded: dict[str, Any]) -> str:
-    """The result of `grade`, as text."""
+    """Return the result of `grade`, as text."""
     exercises = graded["exercises"]
     right = sum(each["right"] for each in exercises)
     lines = [f"{graded['notebook']}: {right} of {len(exercises)} right"]
@@ -299,7 +299,7 @@ def _kill(kernel: "subprocess.Popen[bytes]") -> None:
 
 @cache
 def _bubblewrap() -> tuple[str, ...]:
-    """The command that shows a kernel no files but the system's and Python's, no
+    """Make the command that shows a kernel no files but the system's and Python's, no
     network and no other processes; () = it is not installed, or does not work.
     """
     python = (sys.prefix, sys.base_prefix, Path(sys.executable).resolve().parents[1])

@@ -23,7 +23,7 @@ GUIDE = (
 def student_notebook(
     title: str, exercises: Iterable[Exercise], own: str = ""
 ) -> dict[str, Any]:
-    """A notebook to hand out: each task, a function to fill in, a check.
+    """Make a notebook to hand out: each task, a function to fill in, a check.
 
     - `title`, `exercises`: its heading, and what it asks.
     - `own`: a module to import, where the exercises are not fwlab's.
@@ -63,7 +63,7 @@ def student_notebook(
 
 
 def working_edition(notebook: dict[str, Any]) -> dict[str, Any]:
-    """A notebook as a reader starts it: without the results of its cells.
+    """Return a notebook as a reader starts it: without the results of its cells.
 
     - `notebook`: the content of its file.
     """
@@ -131,7 +131,7 @@ def export(
 
 
 def _imports(exercises: list[Exercise]) -> list[str]:
-    """The imports that tasks, hints and solutions use."""
+    """Return the imports that tasks, hints and solutions use."""
     said = " ".join(
         " ".join((e.task, *e.hints, e.start, printed(e))) for e in exercises
     )

@@ -185,7 +185,7 @@ def exercise(
 def _read(
     function: Answer, draw: Draw | None, returns: tuple[str, ...], start: str
 ) -> tuple[str, tuple[Property, ...], tuple[str, ...]]:
-    """The task, the properties and the hints in a docstring."""
+    """Return the task, the properties and the hints in a docstring."""
     (_, task, _), *items = _items(function)
     properties: list[Property] = []
     hints = []
@@ -272,7 +272,7 @@ def changed(name: str, edits: str) -> Answer:
 
 @cache
 def bare(function: Answer) -> str:
-    """The code of a function without decorators and docstring."""
+    """Return the code of a function without decorators and docstring."""
     source = textwrap.dedent(inspect.getsource(function))
     tree: Any = ast.parse(source).body[0]
     lines = source.splitlines()
@@ -282,7 +282,7 @@ def bare(function: Answer) -> str:
 
 
 def printed(exercise: Exercise) -> str:
-    """The solution with its imports, and with the solutions that it calls."""
+    """Return the solution with its imports, and with the solutions that it calls."""
     imports: dict[str, None] = {}
     functions: list[str] = []
     found = [exercise.reference]
@@ -306,7 +306,7 @@ def printed(exercise: Exercise) -> str:
 
 
 def _items(function: Answer) -> list[tuple[str, str, list[str]]]:
-    """The task and each item: its sign, its words, and its lines of code."""
+    """Return the task and each item: its sign, its words, and its lines of code."""
     items: list[tuple[str, list[str], list[str]]] = [("", [], [])]
     for line in inspect.cleandoc(function.__doc__ or "").splitlines():
         sign, words, code = items[-1]
@@ -336,12 +336,12 @@ def _draws_alone(draw: Draw | None) -> bool:
 
 
 def _lambda(function: Answer, expression: str) -> str:
-    """The source of a function with the arguments of this one."""
+    """Return the source of a function with the arguments of this one."""
     return f"lambda {', '.join(inspect.signature(function).parameters)}: ({expression})"
 
 
 def _edited(function: Answer, line: str, source: str, edits: str) -> str:
-    """The source after these edits, each of which finds its place in the original."""
+    """Apply edits to a source, each of which finds its place in the original."""
     found = []
     for edit in filter(None, edits.split(" ; ")):
         old, arrow, new = edit.partition(" ->")
@@ -361,7 +361,7 @@ def _edited(function: Answer, line: str, source: str, edits: str) -> str:
 
 
 def _defined(name: str, source: str, beside: Answer) -> Answer:
-    """The function of this name in a source that stands beside another function."""
+    """Compile the function of this name from a source that stands beside another."""
     scope = dict(beside.__globals__)
     exec(compile(source, f"<{name}, changed>", "exec"), scope)
     defined: Answer = scope[name]
@@ -369,7 +369,7 @@ def _defined(name: str, source: str, beside: Answer) -> Answer:
 
 
 def _fault(function: Answer, line: str, why: str) -> ValueError:
-    """An error that names the file, the line and the exercise."""
+    """Return an error that names the file, the line and the exercise."""
     lines, first = inspect.getsourcelines(function)
     line = line.strip()
     texts = [each.strip().lstrip("✓✗!? ") for each in lines]

@@ -53,7 +53,7 @@ class Checks:
     expected: Answer | None = None
 
     def shape(self, *sizes: Any, draw: Draw | None = None) -> Holds:
-        """It returns what the reference does: tensors of its shapes, or a number."""
+        """Check that it returns what the reference does: equal shapes, or a number."""
 
         def holds(answer: Answer, reference: Answer, generator: Generator) -> None:
             for inputs, _ in _cases(draw or self.draw, sizes, generator):
@@ -69,7 +69,7 @@ class Checks:
         only: Sequence[str] = (),
         **change: Callable[[Any], Any],
     ) -> Holds:
-        """It agrees with the reference, or with what is expected.
+        """Check that it agrees with the reference, or with the expected result.
 
         - `of`: the part of the result that counts; None = all of it.
         - `only`: the names of those results that count; none = all of them.
@@ -115,7 +115,7 @@ class Checks:
         return holds
 
     def is_causal(self, draw: Draw | None = None) -> Holds:
-        """The first steps of the result, which is shaped like v, ignore the others."""
+        """Check that the first steps of the result, shaped like v, ignore the others."""
 
         def holds(answer: Answer, reference: Answer, generator: Generator) -> None:
             inputs = (draw or self.draw)(generator)
@@ -129,7 +129,7 @@ class Checks:
         return holds
 
     def in_chunks(self, draw: Draw | None = None, time: int = 1024) -> Holds:
-        """It does about as much work as the reference, for two sizes of chunks.
+        """Check that it does about as much work as the reference, for two chunk sizes.
 
         - `draw`: takes a generator, a number of steps and a size of chunks; keys `k`
           and values `v` have to be wide.
@@ -146,7 +146,7 @@ class Checks:
     def _asked(
         self, answer: Answer, reference: Answer, inputs: dict[str, Any]
     ) -> tuple[Any, Any]:
-        """The results of the answer and of the reference."""
+        """Return the results of the answer and of the reference."""
         target = reference(*copied(inputs).values())
         like: Any = target if isinstance(target, Tensor) else type(target)
         if self.names:
@@ -275,7 +275,7 @@ def exactly(*names: str) -> Draw:
 def _cases(
     draw: Draw, sizes: Sequence[Any], generator: Generator
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """The arguments for each size, and the sizes by name; no size = one call."""
+    """Return the arguments for each size, and the sizes by name; no size = one call."""
     for size in sizes or ((),):
         if isinstance(size, Mapping):
             bound = inspect.signature(draw).bind(generator, **size)

@@ -111,7 +111,7 @@ class Question:
 
 
 def _joined(part: Any) -> Any:
-    """A field of a TOML file whose texts have no line breaks, lists as tuples."""
+    """Return a field of a TOML file without line breaks in texts, lists as tuples."""
     if isinstance(part, dict):
         return {key: _joined(each) for key, each in part.items()}
     if isinstance(part, list):
@@ -120,7 +120,7 @@ def _joined(part: Any) -> Any:
 
 
 def _question(name: str, notebook: str, table: dict[str, Any]) -> Question:
-    """A question from its table in the file of a notebook."""
+    """Return a question from its table in the file of a notebook."""
     fields = {"notebook": notebook, "asked": notebook} | _joined(table)
     if "blanks" in fields:
         fields["text"] = table["text"].strip()
@@ -252,7 +252,7 @@ def _counterexample(derivation: Question, letter: str, expression: Any) -> str:
 
 
 def _drawn(derivation: Question, seed: int) -> dict[str, Tensor]:
-    """A value for each symbol with a shape: random, from 0 to 1 if it is a number, and
+    """Draw a value for each symbol with a shape: from 0 to 1 if it is a number, and
     from 2 to 8 if it is a count.
     """
     generator = Generator().manual_seed(seed)
@@ -269,7 +269,7 @@ def _drawn(derivation: Question, seed: int) -> dict[str, Tensor]:
 def _derived(
     derivation: Question, drawn: Mapping[str, Tensor], letter: str = ""
 ) -> dict[str, Tensor]:
-    """The values of all symbols; and, by their letters, of the blanks before one."""
+    """Return the values of all symbols, and by letter those of the blanks before one."""
     symbols: dict[str, Tensor] = {}
     for name, shape in derivation.symbols.items():
         fixed = isinstance(shape, str)
@@ -302,7 +302,7 @@ def _value(expression: Any, symbols: Mapping[str, Tensor]) -> Tensor:
 
 
 def _forgiving(name: str) -> Callable[..., Any]:
-    """A function by its name: PyTorch's, also of plain numbers, or else Python's."""
+    """Find a function by name: PyTorch's, also of plain numbers, or else Python's."""
     if name == "range":  # torch.range is something else
         return range
     tried = [getattr(torch, name)]
@@ -327,7 +327,7 @@ def _forgiving(name: str) -> Callable[..., Any]:
 
 
 def _names(expression: str) -> set[str]:
-    """The names that an expression uses; none if it is not Python."""
+    """Return the names that an expression uses; none if it is not Python."""
     with suppress(SyntaxError):
         nodes = ast.walk(ast.parse(expression, mode="eval"))
         return {node.id for node in nodes if isinstance(node, ast.Name)}
@@ -452,7 +452,7 @@ def _note(name: str, answer: Any, call: str) -> None:
 
 
 def _read(question: Question, answer: Any) -> float | str:
-    """An answer as people type it, or as a notebook computes it."""
+    """Return an answer as people type it, or as a notebook computes it."""
     if hasattr(answer, "item"):  # of PyTorch or NumPy
         with suppress(ValueError, RuntimeError):  # it has several numbers
             answer = answer.item()
@@ -474,7 +474,7 @@ def _read(question: Question, answer: Any) -> float | str:
 
 
 def _typed(question: Question, text: str) -> float:
-    """A number as people write it: 1/20, or 76 %."""
+    """Return a number as people write it: 1/20, or 76 %."""
     plain = "".join(text.split()).replace("−", "-")
     above, _, below = plain.removesuffix("%").partition("/")
     value = float(above) / float(below or 1)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def angles(positions: Tensor, width: int, base: float = 10000.0) -> Tensor:
-    r"""The angles of many wavelengths: $p\,\omega_i$ with $\omega_i = b^{-2i/d}$.
+    r"""Return the angles of many wavelengths: $p\,\omega_i$ with $\omega_i = b^{-2i/d}$.
 
     - `positions`: the positions $p$, `[...]`.
     - `width`: $d$, the number of channels, two for each angle.

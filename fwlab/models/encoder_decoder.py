@@ -163,14 +163,14 @@ class EncoderDecoder(nn.Module):
                 nn.init.xavier_uniform_(module.weight)
 
     def num_parameters(self) -> int:
-        """Number of parameters, embeddings included.
+        """Count the parameters, embeddings included.
 
         - Returns the count.
         """
         return sum(p.numel() for p in self.parameters())
 
     def state_size(self, source_time: int, time: int) -> int:
-        """Number of scalars that decoding carries from token to token.
+        """Count the scalars that decoding carries from token to token.
 
         - `source_time`: tokens of the source.
         - `time`: tokens of the target so far.

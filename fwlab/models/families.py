@@ -38,7 +38,7 @@ class Configuration:
         return self.values[name]
 
     def get(self, name: str, usual: Any = None) -> Any:
-        """A value, or the usual one if it is missing or null."""
+        """Return a value, or the usual one if it is missing or null."""
         value = self.values.get(name)
         return usual if value is None else value
 

@@ -287,7 +287,7 @@ class LanguageModel(nn.Module):
             ) from None
 
     def num_parameters(self) -> int:
-        """Number of parameters, without position tables (as in nanoGPT).
+        """Count the parameters, without position tables (as in nanoGPT).
 
         - Returns the count; tied embeddings count once.
         """
@@ -299,7 +299,7 @@ class LanguageModel(nn.Module):
         return total - sum(p.numel() for p in uncounted)
 
     def state_size(self, time: int) -> int:
-        """Number of scalars that `prefill` and `step` carry from token to token.
+        """Count the scalars that `prefill` and `step` carry from token to token.
 
         - `time`: tokens so far.
         - Returns the count for one sequence, over all layers.
@@ -577,7 +577,7 @@ class LanguageModel(nn.Module):
 
 
 def _longest(tokens: int | Tensor) -> int:
-    """The number of tokens of all rows, or the largest."""
+    """Return the number of tokens of all rows, or the largest."""
     return int(tokens.max()) if isinstance(tokens, Tensor) else tokens
 
 
@@ -609,7 +609,7 @@ def _stack(mixer: Any, layers: int) -> list[Mixer]:
 
 
 def _repeated(part: str, layers: int) -> list[str]:
-    """A name, as often as what follows a star says."""
+    """Return a name, as often as what follows a star says."""
     name, star, count = (text.strip() for text in part.partition("*"))
     if star and not (count.isdecimal() and 0 < int(count) <= layers):
         raise ValueError(
@@ -622,7 +622,7 @@ def _repeated(part: str, layers: int) -> list[str]:
 def _options(
     argument: str, layer: type, options: Any, stack: list[Mixer]
 ) -> Mapping[str, Any]:
-    """The options of a layer, after a check of their names; it checks their values."""
+    """Return the options of a layer, whose names are checked here."""
     if options is None:
         return {}
     if not isinstance(options, Mapping):

@@ -80,7 +80,7 @@ TABLE: dict[str, Any] = {
 
 
 def implementations(op: str) -> tuple[str, ...]:
-    """The ways to compute an operation that are usable on this machine.
+    """Return the ways to compute an operation that are usable on this machine.
 
     - `op`: the name of a function of this module, such as "delta_rule".
     - Returns names for its `implementation` argument, simplest first.

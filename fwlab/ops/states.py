@@ -1,4 +1,4 @@
-"""What a recurrence carries from one call to the next."""
+"""Define the states that a recurrence carries from one call to the next."""
 
 from typing import Any, NamedTuple
 
@@ -73,7 +73,7 @@ def separate(state: Any, every: bool = False) -> Any:
 
 
 def detach(state: Any) -> Any:
-    """The same state, detached from the graph that computed it.
+    """Return the same state, detached from the graph that computed it.
 
     Call this between the segments of a stream to stop gradients there (truncated
     backpropagation through time).

@@ -197,7 +197,7 @@ class Config:
                 raise ValueError(f"expected {name} to be {words}, got {value!r}")
 
     def lr_at(self, step: int) -> float:
-        r"""The learning rate of a step, which is `lr` after the warm-up.
+        r"""Return the learning rate of a step, which is `lr` after the warm-up.
 
         It rises in equal steps. Then it falls along half a cosine to `min_lr`, or
         ("noam") with $1/\sqrt{\text{step}}$, as in Vaswani et al. 2017, section 5.3.

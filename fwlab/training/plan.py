@@ -1,4 +1,4 @@
-"""What a run will cost, before it starts: `fwlab train --dry-run`."""
+"""Estimate the cost of a run before it starts: `fwlab train --dry-run`."""
 
 import time
 

@@ -79,13 +79,8 @@ def run_in(
         if trainer.main:
             # So a result is always one of the latest checkpoint.
             (folder / RESULT).unlink(missing_ok=True)
-            for path in (
-                folder / CONFIG,
-                folder / METRICS,
-                folder / RESULT,
-                last,
-                best,
-            ):
+            names = CONFIG, METRICS, RESULT
+            for path in (*(folder / name for name in names), last, best):
                 # What a killed run was writing: see `replacing`.
                 for part in path.parent.glob(f".{path.name}.{8 * '[0-9a-f]'}"):
                     part.unlink()

@@ -1,17 +1,17 @@
 // What tests ask of a page, by name: each is handed to the browser as it stands.
 
-// In a page, a figure as it came, and its script once more.
+// In a page, the figures as they came, and the script of one once more.
 const ANEW = async (name) => {
-  const id = `figure-${name}`;
   if (!globalThis.asItCame) {
     const text = await (await fetch(location.pathname)).text();
     globalThis.asItCame = new DOMParser().parseFromString(text, "text/html");
   }
   performance.clearResourceTimings();
-  const fresh = document.importNode(asItCame.getElementById(id), true);
-  document.getElementById(id).replaceWith(fresh);
+  for (const figure of document.querySelectorAll(".fw-figure[id]"))
+    figure.replaceWith(document.importNode(asItCame.getElementById(figure.id), true));
   scrollTo({ top: 0, behavior: "instant" });
-  const old = [...document.scripts].find(({ src }) => src.endsWith(`/${name}.js`));
+  const own = new RegExp(`figures/(\\w+-)*${name}(-\\w+)*\\.js$`);
+  const old = [...document.scripts].find(({ src }) => own.test(src));
   const script = Object.assign(document.createElement("script"), { src: old.src });
   const done = new Promise((yes, no) => { script.onload = yes; script.onerror = no; });
   old.replaceWith(script);
@@ -135,7 +135,7 @@ const EDGES = () => {
   const style = getComputedStyle(article);
   const end = left + parseFloat(style.getPropertyValue("--fw-text")) * 20;
   const text = "p, h1, h2, h3, ul, ol, div.arithmatex, .fw-quiz";
-  const wide = "figure, .highlight, table, .nb-output";
+  const wide = "figure, .highlight, table, .nb-output, .nb-facts";
   const nested = `:is(${text}, ${wide}, details, blockquote, .admonition, dd, td, .annotated, .autodoc, .doc, .cheat, .memory, .fw-gallery, .fw-essay, .rooms, .way, .fw-aside) *`;
   const found = [];
   for (const block of article.querySelectorAll(`:is(${text}, ${wide}):not(${nested}, .fw-aside, .fw-heard, [role=status])`)) {
@@ -287,7 +287,7 @@ const TOGETHER = (control, css) => {
   return seen[0] >= header.getBoundingClientRect().bottom && seen[1] <= innerHeight;
 };
 
-// Letters below 10 px, or with less than 4.5 : 1 against what lies below.
+// Letters below 11.5 px, or with less than 4.5 : 1 against what lies below.
 const ILLEGIBLE = (name) => {
   const canvas = new OffscreenCanvas(1, 1);
   const context = canvas.getContext("2d", { willReadFrequently: true });
@@ -312,7 +312,7 @@ const ILLEGIBLE = (name) => {
   for (const e of document.querySelectorAll(`#figure-${name} svg text`)) {
     if (!e.textContent.trim() || !e.checkVisibility()) continue;
     const size = parseFloat(getComputedStyle(e).fontSize) * e.getScreenCTM().a;
-    if (size < 10) found.push([e.textContent, `${size} px`]);
+    if (size < 11.5) found.push([e.textContent, `${size} px`]);
     const box = e.getBoundingClientRect();
     const stack = document
       .elementsFromPoint(box.x + box.width / 2, box.y + box.height / 2)
@@ -358,6 +358,32 @@ const RULES = (rules) => axe.run(document, {
   .map((v) => `${v.id}: ${v.nodes.length} x ${v.nodes[0].html.slice(0, 150)} `
     + v.nodes[0].failureSummary.slice(0, 300)));
 
+// Use every control of a figure once, and also those that come then: of each its
+// name, and whether the sentence has changed.
+const USED = (async () => {
+  const name = (e) => e.dataset.state ?? e.ariaLabel ?? e.labels?.[0]?.textContent.trim() ?? e.textContent;
+  const kinds = "button, input, textarea, select, summary, [role=slider], [role=button]";
+  const done = new Set(), used = [];
+  const next = () => all(kinds).find((e) => seen(e) && !e.disabled && !done.has(e.type + name(e))
+    && !(e.type === "radio" && e.checked));
+  for (let e = next(); e && used.length < 40; e = next()) {
+    done.add(e.type + name(e));
+    const [label, said] = [name(e), words()];
+    const happen = (kind) => e.dispatchEvent(new Event(kind, { bubbles: true }));
+    const press = (key) => e.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
+    if (e.type === "range") e.value = Number(e.value) === Number(e.max) ? e.min : e.max;
+    else if (e.matches("textarea, [type=text]")) e.value = "a=b c=d";
+    else if (e.matches("select")) e.selectedIndex = e.options.length - 1;
+    else if (e.getAttribute("role") === "slider") ["ArrowUp", "ArrowLeft"].forEach(press);
+    else e.dispatchEvent(new MouseEvent("click", { bubbles: true, cancelable: true }));
+    if (e.matches("input:not([type=radio], [type=checkbox]), textarea, select"))
+      ["input", "change"].forEach(happen);
+    await new Promise((ready) => setTimeout(ready, 40));
+    used.push([label, said !== words()]);
+  }
+  return used;
+})();
+
 // In a still, the drawings that do not fit, and the texts that are cut in two.
 const CUT_IN_STILL = (still) => {
   const outside = (a, b) => a.left < b.left - 1 || a.right > b.right + 1
@@ -372,25 +398,6 @@ const CUT_IN_STILL = (still) => {
     }
   }
   return found;
-};
-
-// --- The map of the course -------------------------------------------------
-
-// What is wrong with the map: letters too small, and arrows over a notebook.
-const MAP = () => {
-  const wrong = [];
-  const map = document.querySelector(".course-map");
-  const scale = map.getScreenCTM().a;
-  if (13 * scale < 11) wrong.push(`letters of ${13 * scale} px`);
-  const boxes = [...map.querySelectorAll("rect")].map((rect) => rect.getBBox());
-  for (const arrow of map.querySelectorAll("path"))
-    for (let at = 1; at < arrow.getTotalLength(); at++) {
-      const { x, y } = arrow.getPointAtLength(at);
-      const inside = (box) => x > box.x && x < box.x + box.width
-        && y > box.y && y < box.y + box.height;
-      if (boxes.some(inside)) wrong.push(`${arrow.getAttribute("d")} at ${x}, ${y}`);
-    }
-  return wrong;
 };
 
 // --- Questions -------------------------------------------------------------
@@ -408,12 +415,11 @@ const JUDGED = (answers) => answers.map(([name, answer]) => {
 
 // --- The essay -------------------------------------------------------------
 
-// What a step shows: its state, words, and the texts that are seen.
+// What a step shows: its state, words and table.
 const ESSAY = (() => {
   root.figure.jump(given);
-  const read = (css) => all(css + " text").filter(seen).map((e) => e.textContent).join(" ");
-  return [state(), words(), read("[data-vector=memory]"), read("[data-part=table]"),
-    read("[data-vector=written]"), read("[data-part=overlap]")];
+  const table = all("[data-part=table] text").filter(seen).map((e) => e.textContent);
+  return [state(), words(), table.join(" ")];
 })();
 
 // Whether the picture has ever been between two steps.
@@ -448,47 +454,6 @@ const PICTURES = [
   ...(seen(all("svg")[0]) ? ["moving"] : []),
 ];
 
-// --- aft -------------------------------------------------------------------
-
-// The numbers and marks in the picture, without the help of its state.
-const AFT = ({
-  now: state(), words: words(), keys: texts("text", all("svg g")[0]),
-  blocks: Object.fromEntries(all("[data-method]").map((block) => [block.dataset.method, {
-    label: block.getAttribute("aria-label"), texts: texts("text", block),
-    marks: Object.fromEntries(["lost", "wrong", "shade"].map((part) =>
-      [part, block.querySelector(`[data-part=${part}]`).getAttribute("d") ?? ""])),
-  }])),
-});
-
-// --- capacity --------------------------------------------------------------
-
-const CAPACITY = ({
-  state: state(), words: words(), table: texts("[data-part=table] text").slice(5),
-  curve: values("[data-curve=delta]", "d")[0],
-  laws: ["plain", "dpfp"].map((name) => values(`[data-law=${name}]`, "d")[0]),
-  dots: Object.fromEntries(all("[data-dot]").map((e) =>
-    [e.dataset.dot, [e.getAttribute("cx"), e.getAttribute("cy")]])),
-});
-
-// --- chunks ----------------------------------------------------------------
-
-// What the pictures and the words show.
-const CHUNKS = (() => {
-  const parts = {}, blocks = {}, states = {}, lanes = {};
-  for (const part of all("[data-part]"))
-    parts[part.dataset.part] = texts(".fw-cell-text", part);
-  for (const lane of ["loop", "chunks"])
-    lanes[lane] = texts(`[data-part=${lane}] text`).filter((text) => /^[0-9]+ of/.test(text));
-  for (const block of all("[data-block]")) {
-    const { x, y, width, height } = block.querySelector("rect").attributes;
-    blocks[block.dataset.block] = [y, x, height, width].map((a) => Number(a.value));
-  }
-  for (const one of all("[data-state]"))
-    states[one.parentNode.dataset.part + one.dataset.state] = texts(".fw-cell-text", one).length;
-  const labels = values("svg [role=img]", "aria-label");
-  return { state: state(), words: words(), parts, blocks, states, lanes, labels };
-})();
-
 // All ticks that Next leads to, and back, until a button is off; with their words.
 const WALK = ["Next", "Back"].map((name) => {
   const button = all("button").find((e) => e.textContent === name);
@@ -499,119 +464,6 @@ const WALK = ["Next", "Back"].map((name) => {
   }
   return seen;
 });
-
-// --- dpfp ------------------------------------------------------------------
-
-const DPFP_DRAWN = ({
-  state: state(), words: words(), names: texts("svg [data-name]"),
-  overlaps: texts("svg [data-part=overlap] text"), r: texts("svg [data-part=r] text"),
-  places: values("g[data-key]", "transform"),
-  bars: all("[data-part=r] rect").map((e) => e.width.baseVal.value),
-  cells: all("rect[data-feature]").map((e) => ({
-    of: e.dataset.of, n: Number(e.dataset.feature), fires: e.dataset.fires,
-    fill: getComputedStyle(e).fill, width: getComputedStyle(e).strokeWidth,
-    text: e.nextElementSibling.textContent })),
-  quadrants: all("[data-quadrant]").map((e) => {
-    const { x, y, width, height } = e.getBBox();
-    return [e.dataset.active, e.textContent, e.getAttribute("font-weight"),
-      x + width / 2, y + height / 2];
-  }),
-});
-
-// --- feedback --------------------------------------------------------------
-
-// Of each drawing, what it shows; of the lines of its path, the states at both ends.
-const FEEDBACK = [state(), words(), all("svg:has([data-state])").map((svg) => {
-  const cells = all("[data-state]", svg);
-  const at = ({ x, y }) => {
-    const near = cells.filter((cell) => {
-      const b = cell.querySelectorAll("rect")[1].getBBox();
-      return x >= b.x && x <= b.x + b.width && y >= b.y && y <= b.y + b.height;
-    });
-    return near.map((cell) => cell.dataset.state.split(",").map(Number))[0];
-  };
-  const ends = (line) => [0, line.getTotalLength()].map((s) => at(line.getPointAtLength(s)));
-  const part = (name, tag) => all(`[data-part=${name}] ${tag}`, svg);
-  return {
-    hops: part("path", "path").map(ends),
-    bar: part("bar", "rect").map((one) => one.getAttribute("fill") !== "none"),
-    counter: svg.querySelector("[data-part=counter]").textContent,
-    cells: Object.fromEntries(cells.map((cell) => [cell.dataset.state, {
-      look: cell.dataset.look,
-      text: cell.textContent,
-      tab: cell.tabIndex,
-      pressed: cell.ariaPressed,
-      known: cell.lastChild.getAttribute("fill") !== "none",
-    }])),
-  };
-})];
-
-// --- live ------------------------------------------------------------------
-
-// What is on the page; of the table, sum, then delta.
-const LIVE = ({
-  state: state(), words: words(), marks: texts("tbody b"),
-  crossed: texts("s"), strong: texts("p strong"), scores: texts("thead strong"),
-  // Of each memory, the opacity of its pixels, row after row.
-  maps: all("canvas").map((canvas) => {
-    const { width, height } = canvas;
-    const copy = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
-    copy.drawImage(canvas, 0, 0);
-    const { data } = copy.getImageData(0, 0, width, height);
-    const opacities = Array.from(data).filter((_, i) => i % 4 === 3);
-    return Array.from({ length: height }, (_, i) => opacities.slice(i * width, (i + 1) * width));
-  }),
-});
-
-// How far its picture is pushed down when the figure begins.
-const PUSHED = (() => {
-  const [row] = all(".fw-controls");
-  const top = () => all(".fw-pair")[0].getBoundingClientRect().top;
-  const after = top();
-  root.classList.remove("fw-live");
-  row.style.display = "none";
-  const pushed = after - top();
-  root.classList.add("fw-live");
-  row.style.display = "";
-  return pushed;
-})();
-
-// --- memory ----------------------------------------------------------------
-
-// Of each mark, where it is, if it can be seen.
-const MEMORY = ({
-  state: state(), words: words(),
-  W: texts("svg [data-part=memory] .fw-cell-text"),
-  rows: all("svg [data-part=table] > g").filter(seen)
-    .map((row) => texts("text", row)),
-  marks: Object.fromEntries(["key", "read", "value", "before"].map((kind) =>
-    [kind, Object.fromEntries(all(`svg [data-${kind}]`)
-      .filter(seen)
-      .map((e) => [e.dataset[kind], [e.transform.baseVal[0].matrix, e.ariaValueNow]])
-      .map(([name, [{ e, f }, now]]) => [name, [e, f, now]]))])),
-  errors: Object.fromEntries(all("svg [data-error]").map((e) => [e.dataset.error, e.getAttribute("d")])),
-  curve: values("svg [data-part=ellipse]", "d")[0],
-});
-
-// --- shakespeare -----------------------------------------------------------
-
-// Of a head of each name, the state once it is chosen.
-const CHOOSE_HEADS = given.map((name) => {
-  all(".fw-heads button").find((button) => button.textContent === name).click();
-  return state();
-});
-
-// --- strength --------------------------------------------------------------
-
-// What is shown; and the height of a bar for a strength of 1, which is a
-// twentieth of the window, within limits.
-const STRENGTH = (() => {
-  const rem = parseFloat(getComputedStyle(document.documentElement).fontSize);
-  return [state(), words(), texts(".fw-betas em"),
-    all(".fw-betas i").map((e) => e.getBoundingClientRect().height),
-    Math.min(Math.max(1.8 * rem, innerWidth / 20), 3.2 * rem),
-    all("tbody tr").map((row) => texts("th, td", row).map((text) => text.trim()))];
-})();
 
 // Where a key is after each of many arrows, from the other side.
 const ARROWS = (handle) => ["Left", "Right", "Up", "Down"].map((arrow) => {
@@ -628,18 +480,6 @@ const ARROWS = (handle) => ["Left", "Right", "Up", "Down"].map((arrow) => {
   }
   return [places, handle.ariaValueNow];
 });
-
-// Replay, and stop after three letters: where it is then, and later.
-const REPLAY = (async () => {
-  const button = all("button").find((e) => e.textContent === "Replay");
-  button.click();
-  const pause = (time) => new Promise((done) => setTimeout(done, time));
-  while (state().position < 3) await pause(5);
-  button.click();
-  const before = state().position;
-  await pause(400);
-  return [before, state().position, state().text.length];
-})();
 
 // Type a text at once, and keep what is said of it.
 const SPOKEN = (() => {
@@ -694,18 +534,30 @@ const CUT = () => [...document.querySelectorAll("mark")]
     /\w$/.test(previousSibling?.textContent ?? "") || /^\w/.test(nextSibling?.textContent ?? ""))
   .map((e) => e.parentElement.textContent);
 
-// The places that the search finds first for each query.
-const SEARCHED = (queries) => queries.map((query) => {
-  const { items } = globalThis.answered({ type: 2, data: query }).data;
-  return items.slice(0, 3).map(([first]) => first.location);
+// What is on the page; of the table, sum, then delta.
+const LIVE = ({
+  state: state(), words: words(), marks: texts("tbody b"),
+  crossed: texts("s"), strong: texts("p strong"), scores: texts("thead strong"),
+  // Of each memory, the opacity of its pixels, row after row.
+  maps: all("canvas").map((canvas) => {
+    const { width, height } = canvas;
+    const copy = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
+    copy.drawImage(canvas, 0, 0);
+    const { data } = copy.getImageData(0, 0, width, height);
+    const opacities = Array.from(data).filter((_, i) => i % 4 === 3);
+    return Array.from({ length: height }, (_, i) => opacities.slice(i * width, (i + 1) * width));
+  }),
 });
 
-// The memories of twenty draws.
-const TWENTY_DRAWS = (() => {
-  const button = all("button").find((e) => e.textContent === "New draw");
-  return Array.from({ length: 20 }, () => {
-    const { memories } = state();
-    button.click();
-    return memories;
-  });
+// How far its picture is pushed down when the figure begins.
+const PUSHED = (() => {
+  const [row] = all(".fw-controls");
+  const top = () => all(".fw-pair")[0].getBoundingClientRect().top;
+  const after = top();
+  root.classList.remove("fw-live");
+  row.style.display = "none";
+  const pushed = after - top();
+  root.classList.add("fw-live");
+  row.style.display = "";
+  return pushed;
 })();

@@ -2,6 +2,7 @@
 several, so that nobody can tell which of them an import finds.
 """
 
+import os
 import re
 import time
 from html.parser import HTMLParser
@@ -9,10 +10,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import yaml
+from mkdocs.utils.yaml import yaml_load
 
 ROOT = Path(__file__).resolve().parents[2]
-SETTINGS = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
+#: The addresses, as mkdocs.yml takes them.
+REPOSITORY, SITE = os.getenv("REPO_URL", ""), os.getenv("SITE_URL", "")
+SETTINGS = yaml_load((ROOT / "mkdocs.yml").read_text("utf-8"))
 #: Pages that have moved, by their old name.
 (MOVED,) = (
     {

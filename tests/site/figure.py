@@ -7,14 +7,18 @@ begins again where it is: a tenth of the cost of opening a page.
 import functools
 import json
 import re
+from base64 import b64decode
 from collections.abc import Iterable
+from io import BytesIO
 
-import keep_figures
 import pytest
 from built import PATIENCE, asks, until
+from keep_figures import address as page_of
+from matplotlib.image import imread
 
-#: Their scripts listen to the whole window, also after their figure has gone.
-LISTEN = {"essay", "forgets"}
+#: Their scripts listen to the whole window, also after their figure has gone, or begin
+#: with what the address holds.
+LISTEN = {"essay", "forgets", "write"}
 #: What an expression about the `root` of a figure may use.
 SHORT = """
   const state = () => root.figure.state();
@@ -27,12 +31,26 @@ SHORT = """
 """
 
 
-def page_of(name: str) -> str:
-    return keep_figures.PAGES.get(name, f"figures/{name}.html")
-
-
 def number(text: str) -> float:
     return float(text.replace("−", "-"))
+
+
+def parted(still: str) -> tuple[list[str], list[str], list]:
+    """Its marks and texts, its numbers, and pixels of its images, from 0 to 255."""
+    data = r"data:image/png;base64,([\w+/=]+)"
+    images = [
+        255 * imread(BytesIO(b64decode(coded))) for coded in re.findall(data, still)
+    ]
+    parts = re.split(r"([−-]?\d+(?:\.\d+)?)", re.sub(data, "image", still).strip())
+    return parts[::2], parts[1::2], images
+
+
+def near(one: str, other: str) -> bool:
+    """The same number, or the next one of as many decimals: processors round `exp`
+    differently, and what is shown may be on the edge between two."""
+    decimals = max(len(x.partition(".")[2]) for x in (one, other))
+    off = abs(number(one) - number(other))
+    return off < 1.1 * 10**-decimals if decimals else one == other
 
 
 def of_figure(name: str) -> str:
@@ -144,17 +162,17 @@ class Figure:
         self.until(f"words().includes({json.dumps(text)})")
 
     def starter(self):
-        """What fetches the model that it runs."""
-        if self.name == "live":  # the change that is one press away
+        """What fetches the model; at home, the change that is one press away."""
+        if self.name == "live":
             return self.css("button").first
         return self.role("button", name="Start the model")
 
     def start(self):
-        if self.name != "strength":  # which starts at once
-            self.starter().click()
+        """Wait for the model that it runs; that of the home page comes at once."""
         if self.name == "live":
             self.until("state().answers !== null")
         else:
+            self.starter().click()
             self.text.wait_for()
 
 

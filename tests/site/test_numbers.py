@@ -28,7 +28,7 @@ def numbers(site, pages) -> dict[str, dict[str, tuple[str, str]]]:
         known = {n: (unescape(said), href) for href, said, n in NUMBER.findall(html)}
         if known:
             found[name] = known
-    assert len(found) > 40
+    assert len(found) > 30
     return found
 
 

@@ -36,12 +36,12 @@ def step(
 
 
 def at_key(new: Tensor, W: Tensor, k: Tensor, *rest: Tensor) -> Tensor:
-    """What the new memory returns for the key, scaled to length 1."""
+    """Read the new memory with the key, scaled to length 1."""
     return read(new, l2_normalize(k))
 
 
 def elsewhere(new: Tensor, W: Tensor, k: Tensor, *rest: Tensor) -> Tensor:
-    """What the new memory holds under keys that are orthogonal to this key."""
+    """Read the new memory with keys that are orthogonal to this key."""
     unit = l2_normalize(k)
     return new - torch.outer(read(new, unit), unit)
 

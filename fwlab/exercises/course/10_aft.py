@@ -97,7 +97,7 @@ def _seen(w, *inputs):
 
 
 def _alike(w, band):
-    """What is far below 0 hides a key, as minus infinity does."""
+    """Check that a bias far below 0 hides a key, as minus infinity does."""
     return w.tril().clamp(min=-30)
 
 

@@ -355,7 +355,7 @@ def _step_skips_masked(answer, reference, generator):
 
 
 def _gradients_of_nothing(answer, reference, generator):
-    """Where both are -inf, a gradient may be 0, or 1 for the mean: it is finite."""
+    """Check that a gradient is finite where both are -inf: 0, or 1 for the mean."""
     inputs = _masked_step(generator, slice(None))
     leaves = [x.requires_grad_() for x in inputs.values()]
     _, mean = _ask_step(answer, **inputs)

@@ -24,7 +24,7 @@ def _seen(w, band, past, time):
 
 
 def _alike(w, band, past, time):
-    """What is far below 0 hides a key, as minus infinity does."""
+    """Check that a bias far below 0 hides a key, as minus infinity does."""
     return w.tril(past).clamp(min=-30)
 
 

@@ -434,7 +434,7 @@ STEPS, LONGEST = 12, 4
 
 
 def ages(mask: Tensor) -> Tensor:
-    """How many steps back the newest memory is that each step reads.
+    """Count how many steps back the newest memory is that each step reads.
 
     - `mask`: `bool [steps, steps]`; row t = the memories that step t reads.
     - Returns `[steps]`: for a step that reads none, as if there were one before the

@@ -123,7 +123,7 @@ MOST, ENOUGH = 16, 5
 
 
 def _program(answer):
-    """What an answer without arguments returns."""
+    """Return the result of an answer without arguments."""
     try:
         result = answer()
     except KeyboardInterrupt:

@@ -282,7 +282,7 @@ def _bits(generator, *bits, time=8):
 
 
 def _readings(pair, bits):
-    """What the memory of one number returns after each step."""
+    """Read a memory of one number after each step."""
     w, read_back = bits.new_zeros(()), []
     for v, beta in zip(*pair, strict=True):
         w = w + beta * (v - w)

@@ -464,7 +464,7 @@ def _tokens(generator, n, pairs, again):
 
 
 def answers(W_qkv: Tensor, conv: Tensor, tokens: list[int]) -> Tensor:
-    """What the layer reads at each token: one head, beta = 1, no decay, no norm.
+    """Read the memory at each token: one head, beta = 1, no decay, no norm.
 
     - `W_qkv` `[3 w, number of tokens]`, `conv` `[3 w, 4]`: as in `modern_layer`.
     - `tokens`: their numbers; the input is one-hot.

@@ -16,7 +16,7 @@ from fwlab.ops.linear.sum import read, write
 
 
 def _read_back(new, W, k, *rest):
-    """What the new memory returns for the key."""
+    """Read the new memory with the key."""
     return read(new, k)
 
 
@@ -120,7 +120,7 @@ def _orthonormal(generator, ridge):
 
 
 def _returned(W, k, *rest):
-    """What the memory returns for all keys."""
+    """Read the memory with all keys."""
     return k @ W.mT
 
 

@@ -26,7 +26,7 @@ FIELDS = {
 
 
 def fairness(a: Record, b: Record) -> list[str]:
-    """What is unequal between two records, in a sentence each.
+    """List the differences between two records, one sentence for each.
 
     - `a`, `b`: each has `parameters`; `data`, a hash; `seeds`; `tokens`, how many
       it was trained on; `windows`, how many it was evaluated on; and `rates`, the
@@ -112,7 +112,7 @@ def _counted(holds):
 
 
 def _is_sampled(answer, reference, generator):
-    """Whether a result is nearly right, but not a share of the 20 divisions."""
+    """Say whether a result is nearly right, but not a share of the 20 divisions."""
     runs = _runs(generator)
     share = ask(answer, float, **runs)
     off = abs(20 * share - round(20 * share))

@@ -38,7 +38,7 @@ def eight_pairs() -> tuple[Tensor, Tensor]:
 
 
 def score(memory: Memory) -> tuple[float, float]:
-    """How well a memory holds the eight pairs.
+    """Measure how well a memory holds the eight pairs.
 
     - `memory`: takes queries `[queries, 8]`, and keys and values `[time, 8]`
       in the order in which they are written; returns what reading gives.
@@ -93,7 +93,7 @@ def rule(
     beta: float | None = None,
     **options: Any,
 ) -> Memory:
-    """What an operation with these features reads at the last step.
+    """Read the memory of an operation with these features at the last step.
 
     - `beta`: the strength of each write, for operations that take one.
     """

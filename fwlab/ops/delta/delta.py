@@ -53,7 +53,7 @@ def delta_step(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
 
 
 def normalized_read(W: Tensor, z: Tensor, q: Tensor) -> Tensor:
-    r"""A reading, divided by what the same key reads in $z$:
+    r"""Return a reading, divided by what the same key reads in $z$:
 
     $$\bar v_i = \frac{W_{i-1}\,\phi(k_i)}
                       {z_{i-1} \cdot \phi(k_i)} \tag{27}$$

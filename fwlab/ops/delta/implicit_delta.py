@@ -44,7 +44,7 @@ def loop(
 
 
 def strength(k: Tensor, beta: Tensor) -> Tensor:
-    """The step of (n7), which the recurrence takes as a strength.
+    """Return the step of (n7), which the recurrence takes as a strength.
 
     - `k`: `[..., key]`, `beta`: `[...]`.
     """

@@ -1,0 +1,275 @@
+"""Computes, by fwlab itself, the numbers of figures whose controls have few positions.
+
+Each function of `DATA` returns what a script of docs/figures imports as
+"fwlab-NAME"; docs/hooks/figures.py puts it in.
+"""
+
+import json
+import math
+import tomllib
+from statistics import median
+
+import torch
+from repository import ROOT
+
+from fwlab import ops
+
+
+def _exact(rows) -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def _plain(x: torch.Tensor) -> list:
+    return json.loads(json.dumps(x.tolist()), parse_float=lambda s: round(float(s), 9))
+
+
+def puzzles() -> dict:
+    return tomllib.loads((ROOT / "docs/figures/puzzles.toml").read_text("utf-8"))
+
+
+# The delta rule in chunks
+
+#: Directions of keys and queries, in degrees; values; strengths.
+KEYS = (0, 50, 95, 20, 70, 130, 10, 110, 40, 85, 150, 60)
+QUERIES = (10, 30, 60, 100, 45, 120, 80, 15, 140, 55, 90, 35)
+VALUES = (
+    *((1, 0.4), (-0.6, 0.9), (0.3, -1), (0.8, 0.5), (-0.9, -0.2), (0.5, 0.7)),
+    *((-0.4, 1), (0.9, -0.6), (0.2, 0.8), (-1, 0.3), (0.6, -0.7), (0.7, 0.1)),
+)
+BETAS = (1, 0.8, 0.5, 0.9, 1, 0.6, 0.8, 1, 0.7, 0.5, 0.9, 1)
+
+
+def chunks() -> dict:
+    """What the loop reads; and for each size of chunks, (d1) to (d6)."""
+    angles = _exact([KEYS, QUERIES]).deg2rad()
+    k, q = torch.stack([angles.cos(), angles.sin()], dim=-1)
+    v, beta = _exact(VALUES).requires_grad_(), _exact(BETAS)
+    steps = [x[None, :, None] for x in (q, k, v, beta)]
+
+    def rule(part: slice, W: torch.Tensor) -> tuple:
+        here, naive = (x[:, part] for x in steps), {"implementation": "naive"}
+        return ops.delta_rule(*here, state=W, return_state=True, **naive)
+
+    empty = torch.zeros(1, 1, 2, 2).double()
+    W, held, reads = empty, [], []
+    for i in range(len(k)):
+        held.append(k[i] @ W[0, 0].mT)
+        y, W = rule(slice(i, i + 1), W)
+        reads.append(y[0, 0, 0])
+    U = beta[:, None] * (v - torch.stack(held))  # what each step writes
+    made = {}
+    for size in (3, 4, 6):
+        cuts = [slice(i, i + size) for i in range(0, len(k), size)]
+        W, outputs = empty.clone().requires_grad_(), []
+        states = [W]
+        for cut in cuts:
+            y, W = rule(cut, W)
+            outputs.append(y)
+            # Without the last reading of this chunk, which is of the same tensor.
+            W = W.clone()
+            states.append(W)
+        Y = torch.cat(outputs, 1)
+        loss = Y.square().sum() / 2
+        dV, *dW = torch.autograd.grad(loss, [v, *states], allow_unused=True)
+        A = beta[:, None] * (k @ k.mT).tril(-1)
+        made[size] = {
+            "states": [_plain(W[0, 0]) for W in states],
+            "gradients": [_plain((empty if d is None else d)[0, 0]) for d in dW],
+            "chunks": [
+                {
+                    "U": _plain(U[cut]),
+                    "Y": _plain(Y[0, cut, 0]),
+                    "dV": _plain(dV[cut]),
+                    "X": _plain(torch.eye(size).double().add(A[cut, cut]).inverse()),
+                    "P": _plain((q[cut] @ k[cut].mT).tril()),
+                }
+                for cut in cuts
+            ],
+        }
+    loop = zip(map(_plain, held), map(_plain, reads), strict=True)
+    return {"loop": [{"held": h, "y": y} for h, y in loop], "sizes": made}
+
+
+# The ladder of rules
+
+LADDER_KEYS = {"A": (0.8, 0.6, 0), "B": (-0.6, 0.8, 0), "C": (0, 0, 1)}
+ONE = (1, 1, 1)
+
+
+def _put(key: str, value: tuple, erase: float = 1) -> tuple:
+    return LADDER_KEYS[key], value, erase
+
+
+def _swap(one: str, other: str) -> tuple:
+    way = [a - b for a, b in zip(LADDER_KEYS[one], LADDER_KEYS[other], strict=True)]
+    return [x / math.hypot(*way) for x in way], (0, 0), 2
+
+
+#: A label, what it says, the steps (key, value, how often what the key holds is
+#: erased), what remains of each column, and of all for a rung that cannot erase.
+TOKENS = (
+    ("A", "A gets a value", [_put("A", (1, 0))], ONE, 1),
+    ("B", "B gets a value", [_put("B", (0, 1))], ONE, 1),
+    ("C", "C gets a value", [_put("C", (1, 1))], ONE, 1),
+    ("A", "A gets another value", [_put("A", (0, -1))], ONE, 0.5),
+    (
+        *("| A", "a new topic: only C still counts, A gets a value"),
+        *([_put("A", (0, 1))], (0, 0, 1), 0),
+    ),
+    ("+ C", "something is added to C", [_put("C", (1, -1), 0)], ONE, 1),
+    ("− C", "C changes its sign", [_put("C", (0, 0), 2)], ONE, 1),
+    (
+        *("↻", "values move round: A’s to B, B’s to C, C’s to A"),
+        *([_swap("B", "C"), _swap("A", "B")], ONE, 1),
+    ),
+)
+#: What each rung adds; whether it fades all alike or by columns; how much it erases
+#: at least and at most.
+RUNGS = {
+    "sum": ("write pairs", "", 0, 0),
+    "decay": ("fade", "all", 0, 0),
+    "delta": ("replace", "", 1, 1),
+    "gated delta": ("fade and replace", "least", 1, 1),
+    "per channel": ("fade a column", "columns", 1, 1),
+    "erase, write": ("write, not erase", "columns", 0, 1),
+    "β up to 2": ("change a sign", "columns", 0, 2),
+    "more steps": ("turn", "columns", 0, 2),
+}
+
+
+def _step(W, k, v, d, erase: float) -> torch.Tensor:
+    """One step of the most general rule; each rung has a part of its gates."""
+    k, v, log_d = (x[None, None, None] for x in (k, v, d.log()))
+    gates = erase * torch.ones_like(k), torch.ones_like(v), log_d
+    naive = {"return_state": True, "implementation": "naive", "state": W[None, None]}
+    _, W = ops.gated_delta_rule_2(k, k, v, *gates, **naive)
+    return W[0, 0]
+
+
+def ladder() -> dict:
+    """By rung and token: the memory, and what the keys read."""
+    keys = _exact([*LADDER_KEYS.values()])
+    runs = {}
+    for name, (adds, fades, least, most) in RUNGS.items():
+        W, tokens = torch.zeros(2, 3).double(), []
+        for *_, steps, decay, fade in TOKENS:
+            before, taken = W, []
+            for i, (k, v, erase) in enumerate(
+                steps if name == "more steps" else steps[:1]
+            ):
+                d = {"": ONE, "all": [fade] * 3, "least": [min(decay)] * 3}
+                d = _exact(d.get(fades, decay) if i == 0 else ONE)
+                k, v = _exact(k), _exact(v)
+                amount = min(max(erase, least), most)
+                found = (W * d) @ (amount * k)
+                W = _step(W, k, v, d, amount)
+                parts = {"d": d, "r": amount * k, "k": k, "v": v, "found": found}
+                taken.append(
+                    {n: _plain(x) for n, x in (parts | {"u": v - found}).items()}
+                )
+            reads = _plain(keys @ W.mT)
+            tokens.append(
+                {
+                    "before": _plain(before),
+                    "steps": taken,
+                    "W": _plain(W),
+                    "reads": reads,
+                }
+            )
+        runs[name] = {"adds": adds, "tokens": tokens}
+    # The last rung does all that is wanted.
+    wanted = [token["reads"] for token in runs["more steps"]["tokens"]]
+    for run in runs.values():
+        for token, right in zip(run["tokens"], wanted, strict=True):
+            pairs = zip(token["reads"], right, strict=True)
+            token["right"] = [math.dist(y, x) < 1e-6 for y, x in pairs]
+        run["score"] = sum(all(token["right"]) for token in run["tokens"])
+    tokens = [{"label": label, "says": says} for label, says, *_ in TOKENS]
+    return {"keys": [*LADDER_KEYS], "tokens": tokens, "wanted": wanted, "runs": runs}
+
+
+# Ten rules on the tokens of the ladder
+
+
+def _told(operation: str, steps: list, decay: tuple, n: int) -> dict:
+    """The gates of a rule at a token: what the token wants, as docs/rules.md says.
+
+    - `steps`, `decay`: as in `TOKENS`; `n`: tokens since the topic began.
+    """
+    (k, v, erase), *second = steps
+    k, v, one, columns = _exact(k), _exact(v), _exact(1.0), _exact(decay)
+    told = {"q": k, "k": k, "v": v, "beta": one, "ask": min(erase, 1) * one}
+    told |= {"erase": min(erase, 1) * torch.ones_like(k), "write": torch.ones_like(v)}
+    told["log_decay"] = columns.log() if operation in BY_COLUMN else min(decay) * one
+    if operation not in BY_COLUMN:
+        told["log_decay"] = told["log_decay"].log()
+    if operation == "gated_rule":
+        told["beta"] = one / n  # the mean of all tokens
+    if operation == "implicit_delta_rule":
+        told["beta"] = 1e9 * one  # a step of 1 - 1e-9
+    if operation == "rwkv7_rule":
+        told |= {"a": -k, "b": min(erase, 1) * k}
+        told["log_decay"] = columns.clamp(min=0.545).log()
+    if operation == "delta_product":
+        k2, v2, erase2 = second[0] if second else _put("A", (0, 0), 0)
+        told |= {"k": torch.stack([k, _exact(k2)]), "v": torch.stack([v, _exact(v2)])}
+        told["beta"] = _exact([max(1, erase), erase2])
+    return told
+
+
+#: Rules that fade each column on its own.
+BY_COLUMN = ("kimi_delta_rule", "gated_delta_rule_2", "rwkv7_rule")
+
+
+def ten() -> dict:
+    """By rule and token: the memory, and what the keys read."""
+    keys = _exact([*LADDER_KEYS.values()])
+    wanted = ladder()["wanted"]
+    rules = json.loads((ROOT / "docs/figures/rules.json").read_text("utf-8"))
+    for each in rules:
+        operation = each["operation"]
+        rule, W, n, each["tokens"] = ops.TABLE[operation].rule, None, 0, []
+        options = {"normalize": False} if rule.normalized_loop else {}
+        names = set(rule.tensors.names)
+        if operation in ("sum_rule", "gated_rule"):
+            names.remove("log_decay")  # neither has one
+        for (*_, steps, decay, _), right in zip(TOKENS, wanted, strict=True):
+            n = 1 if min(decay) < 1 else n + 1
+            told = _told(operation, steps, decay, n)
+            # One sequence of one token, and one head, behind the steps of a token.
+            given = {name: told[name][None, None] for name in names}
+            for name, dims in rule.tensors.names.items():
+                if name in given:
+                    given[name] = given[name].unsqueeze(3 if "steps" in dims else 2)
+            _, W = ops.TABLE[operation](
+                **given, **options, state=W, return_state=True, implementation="naive"
+            )
+            reads = _plain(keys @ W[0, 0].mT)
+            near = [math.dist(*pair) < 0.5 for pair in zip(reads, right, strict=True)]
+            each["tokens"].append({"W": _plain(W[0, 0]), "reads": reads, "right": near})
+    tokens = [says for _, says, *_ in TOKENS]
+    return {"keys": [*LADDER_KEYS], "tokens": tokens, "wanted": wanted, "rules": rules}
+
+
+# Trained memories, for the figure of capacity
+
+
+def capacity() -> dict:
+    """By width and features: pairs, and the median of the loss over seeds."""
+    losses: dict = {}
+    for name in ("capacity.quick", "capacity"):
+        path = ROOT / "docs" / "reproduce" / f"{name}.json"
+        for p in json.loads(path.read_text("utf-8"))["points"]:
+            if p["ask"] == "all keys" and p["S"] <= 128:
+                kinds = losses.setdefault(p["d_key"], {}).setdefault(p["map"], {})
+                kinds.setdefault(p["S"], []).append(p["loss"])
+    return {
+        width: {
+            kind: [[S, round(median(each), 4)] for S, each in sorted(points.items())]
+            for kind, points in kinds.items()
+        }
+        for width, kinds in losses.items()
+    }
+
+
+DATA = {f.__name__: f for f in (puzzles, chunks, ladder, ten, capacity)}

@@ -1,0 +1,167 @@
+"""Does a table of mixers stay the same if every mixer has its own learning rate?
+
+The mixers of the table in the README, and three controls: a convolution without any
+memory, attention that compares by distance, and the same behind the convolution. Each
+is trained at several rates. A rate is chosen on one half of the validation text, and
+its loss is that of the other half.
+"""
+
+from math import log
+
+import text
+import torch
+from frame import Point, Points, every, main, order
+from matplotlib.figure import Figure
+
+from fwlab import plots
+from fwlab.models import MIXERS, Mixer
+from fwlab.plots import FAST, FEATURES, INK, OTHER, TRAINED, WRONG
+
+TITLE = "One learning rate for all, or one for each"
+SOURCE = "ours"
+COST = "quick: 5 min of one core; full: 6 hours or more"
+
+#: The controls: no memory; attention that compares by distance; and both.
+ALONE, CONVOLVED, ROTARY = text.ALONE, text.CONVOLVED, "attention, rotary"
+#: Fast weights behind the same convolution.
+BEHIND = {
+    "convolution + delta": ("delta", "dpfp"),
+    "convolution + gated-delta": ("gated-delta", "identity"),
+}
+OWN = text.CONTROLS | {ROTARY: text.ROTARY_SOFTMAX}
+OWN |= {
+    name: text.fast_weights(*layer, conv_size=text.CONVOLUTION_SIZE)
+    for name, layer in BEHIND.items()
+}
+#: The mixers of the README's table.
+BARE = (
+    *("softmax", "transformer-xl", "sum", "gated", "delta", "gated-delta", "fwp"),
+    *("aft-simple", "aft-full", "aft-local", "aft-conv", "feedback", "feedback-shared"),
+)
+#: Those of the quick version.
+FEW = ("sum", "delta", "gated-delta", ALONE, ROTARY, CONVOLVED)
+#: The rates of all mixers; the first full one is that of the README.
+RATES = {"quick": (1e-3, 4e-3, 1.6e-2), "full": (1e-3, 3e-3, 1e-2, 3e-2)}
+#: Mixers of which the first should end below the second, each at its best rate.
+ORDERS = (
+    ("delta", "sum"),
+    ("gated", "delta"),
+    ("gated-delta", "gated"),
+    ("gated-delta", "delta"),
+    ("aft-local", "aft-simple"),
+    ("feedback", "transformer-xl"),
+    ("convolution + gated-delta", "convolution + delta"),
+)
+#: Colours of those that a reader follows first.
+LOOKS = {"sum": OTHER, "delta": FAST, "gated-delta": FEATURES}
+LOOKS |= {ALONE: WRONG, ROTARY: TRAINED}
+
+
+def points(quick: bool) -> list[Point]:
+    size = {"size": "small" if quick else text.FULL}
+    corpus = {"corpus": "any" if quick else "shakespeare"}
+    return [
+        {"mixer": mixer, "lr": lr, **size, **corpus, "seed": seed}
+        for seed in (1, 2, 3)
+        for mixer in (FEW if quick else (*OWN, *BARE))
+        for lr in RATES["quick" if quick else "full"]
+    ]
+
+
+def mixer(point: Point) -> Mixer:
+    return (MIXERS | OWN)[point["mixer"]]
+
+
+def run(point: Point) -> Point:
+    run = text.new_run(point, mixer(point))
+    return text.train(run) | dict(zip(("chosen_by", "loss"), halves(run), strict=True))
+
+
+@torch.no_grad()
+def halves(run: text.Run) -> list[float | None]:
+    """Return the mean loss of each half of the validation text."""
+    block = run.config.block
+    windows = run.val_tokens.long().unfold(0, block + 1, block)
+    losses = []
+    for half in windows.chunk(2):
+        parts = [run.loss(x[:, :-1], x[:, 1:])[0] * len(x) for x in half.split(64)]
+        losses.append(text.finite(sum(parts).item() / len(half)))
+    return losses
+
+
+# --- What came out ------------------------------------------------------
+
+
+def best(points: Points) -> dict[str, float]:
+    """Return the best rate of each mixer, on the half that is not scored."""
+    return {
+        mixer: min(rates, key=lambda lr: text.middle(rates[lr]["chosen_by"]))
+        for mixer, rates in by_rate(points).items()
+    }
+
+
+def by_rate(points: Points) -> dict[str, dict[float, Points]]:
+    return {mixer: some.by("lr") for mixer, some in points.by("mixer").items()}
+
+
+def claims(points: Points):
+    rate, rates = best(points), sorted(points.by("lr"))
+    ends = {m: points(mixer=m, lr=lr)["loss"] for m, lr in rate.items()}
+    quick = points[0]["size"] == "small"
+    yield every(
+        "the best rate is neither the lowest nor the highest",
+        {
+            mixer: [best(own)[mixer] for own in some.by("seed").values()]
+            for mixer, some in points.by("mixer").items()
+        },
+        lambda lr: rates[0] < lr < rates[-1],
+        spec="g",
+        x="",
+        worst=lambda lr: abs(log(lr / rates[1])),
+    )
+    pairs = [*ORDERS, *((mixer, ALONE) for mixer in rate if mixer != ALONE)]
+    for pair in pairs:
+        if not quick or {*pair} <= {*FEW}:
+            what = "{}, each at its best rate"
+            sides = {mixer: ends.get(mixer, []) for mixer in pair}
+            yield order(what, sides, trivial=text.TRIVIAL)
+
+
+def draw(points: Points) -> Figure:
+    """Draw which place each mixer has at each rate, and where each has its best one."""
+    table, rate = by_rate(points), best(points)
+    rates = sorted(points.by("lr"))
+    columns = [
+        {
+            mixer: text.middle(own[lr]["loss"])
+            for mixer, own in table.items()
+            if lr in own
+        }
+        for lr in rates
+    ]
+    columns.append(
+        {mixer: text.middle(table[mixer][lr]["loss"]) for mixer, lr in rate.items()}
+    )
+    places = [sorted(column, key=column.__getitem__) for column in columns]
+    figure, (ax,) = plots.panels(0.27 * len(table) + 0.7)
+    for mixer in table:
+        at = [(i, own.index(mixer)) for i, own in enumerate(places) if mixer in own]
+        color, alpha = LOOKS.get(mixer, INK), 1 if mixer in LOOKS else 0.4
+        ax.plot(*zip(*at, strict=True), "o-", color=color, alpha=alpha, markersize=4)
+    ax.set_xticks(range(len(columns)), [*(f"{lr:g}" for lr in rates), "best"])
+    ax.set_xlabel("learning rate")
+    ax.invert_yaxis()
+    right = ax.secondary_yaxis("right")
+    first = [f"{columns[0][mixer]:.2f}" for mixer in places[0]]
+    last = [f"{columns[-1][mixer]:.2f} {mixer}" for mixer in places[-1]]
+    for axis, labels in ((ax, first), (right, last)):
+        axis.set_yticks(range(len(labels)), labels)
+    return figure
+
+
+def setup(point: Point) -> Point:
+    return text.setup(point, mixer(point))
+
+
+if __name__ == "__main__":
+    main(__file__)

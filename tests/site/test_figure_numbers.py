@@ -1,0 +1,576 @@
+"""What figures compute in the page is what fwlab computes.
+
+Each case sets its figure as a reader does, and yields pairs: what the page has,
+and what the formulas of fwlab have for the same inputs.
+"""
+
+import functools
+import json
+import math
+import re
+import tomllib
+from itertools import pairwise, zip_longest
+
+import pytest
+import torch
+from built import ROOT
+from moves import NAMES, PLACES, WORDS
+from pair import PairConfig, pair_model
+from safetensors import safe_open
+from torch.nn import functional as F
+
+from fwlab import ops
+from fwlab.data.retrieval import law, loss
+from fwlab.feature_maps import DPFP, l2_normalize, sum_normalize
+from fwlab.layers import (
+    Block,
+    FastWeightAttention,
+    FeedbackTransformer,
+    SoftmaxAttention,
+)
+from fwlab.models import LanguageModel
+from fwlab.ops.feedback import naive
+
+FIGURES = ROOT / "docs" / "figures"
+double = functools.partial(torch.tensor, dtype=torch.float64)
+
+
+def sequence(*rows):
+    """As the inputs of an operation: one text, one head."""
+    return [x[None, :, None] for x in rows]
+
+
+# Rules on a few pairs
+
+
+def memory(figure):
+    """W and every reading, for each rule, after writes and with a turned key."""
+    for rule, beta in (("delta", 1), ("delta", 0.35), ("gated", 0.6), ("sum", 1)):
+        figure.press("Two close keys")
+        figure.choose(rule)
+        if rule != "sum":
+            figure.slide("Write strength", beta)
+        figure.press("Write")
+        figure.slider("Key A").press("ArrowUp")
+        shown = figure.state()
+        pairs = [*shown["pairs"], shown["next"]]
+        for one in pairs:
+            angle = math.radians(one["degrees"])
+            yield one["key"], [math.cos(angle), math.sin(angle)]
+        k, v = (double([p[x] for p in pairs[:-1]]) for x in ("key", "value"))
+        k, v, beta = sequence(k, v, double([beta] * len(k)))
+        if rule == "sum":
+            _, W = ops.sum_rule(k, k, v, normalize=False, return_state=True)
+        else:
+            write = {"delta": ops.delta_rule, "gated": ops.gated_rule}[rule]
+            _, W = write(k, k, v, beta, return_state=True)
+        yield shown["W"], W[0, 0]
+        read = double([p["key"] for p in pairs]) @ W[0, 0].mT
+        yield [p["readback"] for p in pairs], read
+        off = (read - double([p["value"] for p in pairs])).norm(dim=-1)
+        yield [p["error"] for p in pairs], off
+
+
+def dpfp(figure):
+    """Features of both keys, in fwlab's order, and their overlaps."""
+    for nu in (1, 2, 3):
+        figure.choose(f"ν = {nu}")
+        for key in ("ArrowLeft", "ArrowDown", "PageDown"):
+            figure.slider("Key k, the circle").press(key)
+            shown = figure.state()
+            k = double(shown["keys"])
+            phi = DPFP(nu)(k)
+            share, unit, straight = (
+                sum_normalize(phi),
+                l2_normalize(phi),
+                l2_normalize(k),
+            )
+            yield shown["features"], phi
+            yield shown["normalised"], share
+            yield [shown["dot"], shown["cosine"]], [phi[0] @ phi[1], unit[0] @ unit[1]]
+            yield shown["normalisedDot"], share[0] @ share[1]
+            yield shown["plainDot"], k[0] @ k[1]
+            yield shown["plainCosine"], straight[0] @ straight[1]
+
+
+def capacity(figure):
+    """Losses after every number of pairs; none is below the law."""
+    for width, nu, kind in ((16, 1, "random"), (4, 3, "orthogonal")):
+        figure.slide("Width of a key", width)
+        figure.choose(f"ν = {nu}")
+        figure.css(f"input[value={kind}]").check()
+        for name, memory in figure.state()["memories"].items():
+            keys, room = double(memory["keys"]), memory["room"]
+            yield room, DPFP(nu).width(width) if name == "dpfp" else width
+            phi = l2_normalize(DPFP(nu)(keys)) if name == "dpfp" else keys
+            limits = [law(S, room) for S in range(1, 129)]
+            yield memory["law"], limits
+            assert (double(memory["losses"]) - double(limits)).min() > -1e-9
+            for S in (1, 15, 17, 128):
+                k, v, beta = sequence(
+                    phi[:S], torch.eye(S).double(), torch.ones(S).double()
+                )
+                if name == "sum":
+                    _, W = ops.sum_rule(k, k, v, normalize=False, return_state=True)
+                else:
+                    _, W = ops.delta_rule(k, k, v, beta, return_state=True)
+                read = phi[:S] @ W[0, 0].mT
+                yield memory["losses"][S - 1], loss(read, torch.arange(S))
+                others = read - torch.diag(torch.full((S,), 1e9))
+                right = (read.diagonal() > others.amax(1) + 1e-9).sum()
+                yield memory["right"][S - 1], right if S > 1 else 1
+
+
+def forgets(figure):
+    """What five memories return for every key that is asked for."""
+    for preset in ("Keys change", "New topic", "Room for all"):
+        figure.press(preset)
+        figure.until("state().complete")
+        shown = figure.state()
+        keys, values = dict(shown["keys"]), dict(shown["values"])
+        k, v = (
+            double([of[p[i]] for p in shown["pairs"]])
+            for i, of in ((0, keys), (1, values))
+        )
+        q = double([keys[one["key"]] for one in shown["asked"]])
+        # Each query is a text of its own, whose last step reads.
+        q = q[:, None, None].expand(-1, len(k), -1, -1)
+        k, v = (x[None, :, None].expand(len(q), -1, -1, -1) for x in (k, v))
+        beta = torch.full_like(k[..., 0], shown["beta"])
+        root = shown["width"] ** 0.5
+        decay = torch.full_like(beta, shown["decay"]).log()
+        for name, y in {
+            "sum": ops.sum_rule(q, k, v, normalize=False),
+            "gated": ops.gated_rule(q, k, v, beta),
+            "delta": ops.delta_rule(q, k, v, beta),
+            "gated delta": ops.gated_delta_rule(q, k, v, beta, decay),
+            "softmax": ops.softmax_attention(root * q, root * k, v),
+        }.items():
+            answers = shown["memories"][name]
+            yield [one["y"] for one in answers], y[:, -1, 0]
+            near = [*values]
+            for one, asked, read in zip(
+                answers, shown["asked"], y[:, -1, 0], strict=True
+            ):
+                like = double([*values.values()]) @ read
+                best = [near[i] for i in (like > like.max() - 1e-9).nonzero()[:, 0]]
+                assert one["said"] == (best if read.any() else [])
+                assert one["right"] == (one["said"] == [asked["value"]])
+
+
+# Attention Free Transformer
+
+
+def biases(figure):
+    """Weights and outputs of each form, with a bias that is changed."""
+    for form in ("conv", "local", "full", "simple"):
+        figure.choose(form)
+        if form != "simple":
+            figure.slide("Bias", 3.5)
+        shown = figure.state()
+        w, seen = (double(shown[x]).nan_to_num() for x in ("bias", "weights"))
+        k, v = (double(shown[x])[None, :, None] for x in ("keys", "values"))
+        # Outputs; and weights, as the outputs of one-hot values.
+        yield shown["outputs"], ops.aft_full(50 + 0 * k, k, v, w)[0, :, 0]
+        eye = torch.eye(len(w)).double()[None]
+        weights = ops.aft_full(50 + 0 * eye, k.expand_as(eye), eye, w)[0]
+        yield seen.tolist(), weights
+
+
+def quotients(k, v, c):
+    """float32, with `c[t]` taken off all keys that row t sees."""
+    rows = []
+    for t in range(len(k)):
+        weights = torch.exp(k[: t + 1] - c[t])
+        above = below = torch.zeros(())
+        for weight, value in zip(weights, v, strict=False):
+            above, below = above + weight * value, below + weight
+        rows.append((above / below).item())
+    return rows
+
+
+def aft(figure):
+    """Four ways to compute float32 outputs, for large keys of every kind."""
+    for step in (4, 6):
+        figure.choose(str(step))
+        for size in (-20, 60, 88, 103, 106, 200):
+            figure.slide("Large key", size)
+            shown = figure.state()
+            keys, v = (torch.tensor(shown[x]) for x in ("keys", "values"))
+            ends = [4 * (t // 4 + 1) for t in range(8)]
+            k, y = keys[None, :, None], v[None, :, None]
+            open_gate = 100 + 0 * k
+            exact = ops.aft_simple(open_gate.double(), k.double(), y.double())[0, :, 0]
+            yield shown["exact"], exact
+            wanted = {
+                "none": quotients(keys, v, [0] * 8),
+                "global": quotients(keys, v, [keys.max()] * 8),
+                "tile": quotients(keys, v, [keys[:end].max() for end in ends]),
+                "running": ops.aft_simple(open_gate, k, y)[0, :, 0].tolist(),
+            }
+            for name, outputs in wanted.items():
+                method = shown["methods"][name]
+                lost = [t + 1 for t, y in enumerate(outputs) if not math.isfinite(y)]
+                assert method["lost"] == lost, (name, step, size)
+                got = [y for y in map(float, method["outputs"]) if math.isfinite(y)]
+                kept = [y for y in outputs if math.isfinite(y)]
+                assert got == pytest.approx(kept, rel=1e-6)
+                errors = [
+                    abs(y / x - 1) for y, x in zip(outputs, exact.tolist(), strict=True)
+                ]
+                wrong = [t + 1 for t, e in enumerate(errors) if e > 1e-3]
+                assert method["wrong"] == [t for t in wrong if t not in lost], name
+                plotted = shown["worst"][name][size + 20]
+                assert plotted["lost"] == bool(lost)
+                finite = [e for t, e in enumerate(errors, 1) if t not in lost]
+                assert plotted["error"] == pytest.approx(
+                    max(finite, default=0), rel=0.02, abs=5e-7
+                )
+
+
+# Feedback
+
+LAYERS, STEPS, WIDTH, HEADS = 3, 6, 8, 2
+STATES = [(l, t) for t in range(1, STEPS + 1) for l in range(LAYERS + 1)]
+
+
+def transformer() -> dict:
+    """All states of a transformer, each a function of those before it."""
+    states = {
+        (0, t): torch.randn(1, WIDTH).requires_grad_() for t in range(1, STEPS + 1)
+    }
+    for l in range(1, LAYERS + 1):
+        below = torch.stack([states[l - 1, t] for t in range(1, STEPS + 1)], dim=1)
+        made = Block(SoftmaxAttention(WIDTH, HEADS), WIDTH)(below).unbind(1)
+        states |= {(l, t): made[t - 1] for t in range(1, STEPS + 1)}
+    return states
+
+
+def feedback_transformer(monkeypatch) -> dict:
+    """The same of fwlab's naive feedback operation, as it computes them."""
+    w = FeedbackTransformer(WIDTH, HEADS, LAYERS).weights()
+    states, norm, merge = {}, naive.norm, naive.merge_memory
+    step = 1
+
+    def watch_norm(x, scale):
+        for l in range(LAYERS):
+            if scale.data_ptr() == w.norm_mixer[l].data_ptr():
+                states[l, step] = x
+        return norm(x, scale)
+
+    def watch_merge(stacked, logits):
+        # What leaves the stack goes on through its memory alone.
+        nonlocal step
+        rows = list(stacked.unbind(0))
+        states[LAYERS, step] = rows[LAYERS]
+        step += 1
+        return merge(torch.stack(rows), logits)
+
+    monkeypatch.setattr(naive, "norm", watch_norm)
+    monkeypatch.setattr(naive, "merge_memory", watch_merge)
+    x = torch.randn(1, STEPS, WIDTH).requires_grad_()
+    empty = torch.zeros(1, 0, LAYERS, HEADS, WIDTH // HEADS)
+    naive.feedback(x, w, HEADS, empty, empty, None)
+    return states
+
+
+def test_feedback_shows_what_autograd_finds(fresh, monkeypatch):
+    """A state depends on another where its gradient is not exactly 0."""
+    torch.manual_seed(1)
+    figure = fresh("feedback", motion="reduce")
+    models = {
+        "transformer": transformer(),
+        "feedback": feedback_transformer(monkeypatch),
+    }
+    for chosen in ((0, 5), (3, 1), (1, 2), (2, 3), (3, 6)):
+        figure.css("svg").first.locator("[data-state='{},{}']".format(*chosen)).click()
+        shown = figure.state()
+        assert tuple(shown["chosen"]) == chosen
+        for name, states in models.items():
+            now, others = shown["models"][name], [s for s in STATES if s != chosen]
+            result = states[chosen]
+            found = set()
+            if chosen[0]:
+                weights = torch.linspace(0.5, 2, result.numel())
+                grads = torch.autograd.grad(
+                    (result.flatten() * weights).sum(),
+                    [states[s] for s in others],
+                    allow_unused=True,
+                    retain_graph=True,
+                )
+                pairs = zip(others, grads, strict=True)
+                found = {s for s, g in pairs if g is not None and g.count_nonzero()}
+            assert {*map(tuple, now["reachable"])} == found
+            direct = {*map(tuple, now["direct"])}
+            l, t = chosen
+            below = {(l - 1, j) for j in range(1, t + 1)}
+            past = {(l - 1, t), *(s for s in STATES if s[1] < t)}
+            wanted = {"transformer": below, "feedback": past}[name]
+            assert direct == (wanted if l else set()) <= found
+            # Depth, as its page says; and a path that is as long.
+            depth = (
+                {"transformer": l, "feedback": (t - 1) * LAYERS + l}[name] if l else 0
+            )
+            assert now["longest"] == depth == len(now["path"]) - 1
+            assert all(tuple(low) != tuple(high) for low, high in pairwise(now["path"]))
+
+
+# Trained models
+
+
+def weights(path: str) -> tuple[dict, dict]:
+    """What a file of weights says of its model, and its tensors."""
+    with safe_open(FIGURES / f"{path}.safetensors", framework="pt") as file:
+        about = json.loads(file.metadata()["model"])
+        return about, {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
+
+
+def result(name: str) -> dict:
+    return json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text("utf-8"))
+
+
+@functools.cache
+def model(path: str) -> LanguageModel:
+    """The weights of a figure in PyTorch."""
+    about, tensors = weights(path)
+    if path.startswith("live"):
+        made = pair_model(PairConfig(**result(path.replace("/", "-"))["config"]))
+    else:
+        sizes = {name: about[name] for name in ("layers", "heads", "d_model")}
+        made = LanguageModel(len(about["alphabet"]), about["mixer"], **sizes)
+    made.load_state_dict(tensors)
+    return made.eval()
+
+
+def close(got, wanted):
+    torch.testing.assert_close(torch.tensor(got), wanted, atol=1e-4, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_the_pair_answers_as_pytorch_does(fresh):
+    home = fresh("live", motion="reduce")
+    home.start()
+    shown = home.state()
+    facts = shown["facts"]
+    told = [word for name, place in facts for word in (name, "is", "in", place, ".")]
+    for rule, answers in shown["answers"].items():
+        for answer in answers:
+            text = [*told, "Where", "is", answer["name"], "?"]
+            logits = model(f"live/{rule}")(torch.tensor([[*map(WORDS.index, text)]]))[
+                0, -1
+            ]
+            close(answer["logits"], logits)
+            assert answer["said"] == WORDS[int(logits.argmax())]
+            places = [place for name, place in facts if name == answer["name"]]
+            assert answer["place"] == places[-1]
+            assert answer["right"] == (answer["said"] == places[-1])
+            share = logits.softmax(-1)[WORDS.index(places[-1])]
+            assert answer["truth"] == pytest.approx(share.item(), abs=1e-4)
+
+
+@pytest.mark.parametrize("rule", ["delta", "sum"])
+@torch.no_grad()
+def test_shakespeare_reads_as_pytorch_does(fresh, rule):
+    """Losses, logits and fast weights, and the values that its answers are near."""
+    figure = fresh("shakespeare")
+    figure.start()
+    figure.choose(f"{rule} rule")
+    figure.until(f"state().rule === '{rule}'")
+    text = "KING:\nWhat say you, sir? The crown, the crown!\n\nQUEEN:\nWhat crown"
+    figure.text.fill(text)
+    shown = figure.state()
+    made, alphabet = (
+        model(f"shakespeare/{rule}"),
+        weights(f"shakespeare/{rule}")[0]["alphabet"],
+    )
+    tokens = torch.tensor([[*map(alphabet.index, text)]])
+    logits = made(tokens)[0]
+    close(shown["logits"], logits[-1])
+    losses = F.cross_entropy(logits[:-1], tokens[0, 1:], reduction="none")
+    close(shown["bits"][1:], losses / math.log(2))
+    layer, head = shown["head"]
+    states = made.prefill(tokens)[1][1:]
+    W = (states[layer] if rule == "delta" else states[layer].W)[0, head]
+    close(shown["W"], W.flatten())
+    assert layer == 0
+    mixer, x = made.blocks[0].mixer, made.blocks[0].norm_mixer(made.embedding(tokens))
+    split = [to(x).unflatten(-1, (mixer.heads, -1)) for to in (mixer.to_k, mixer.to_v)]
+    key, value = mixer._features(split[0])[0, :, head], split[1][0, :, head]
+    like = torch.cosine_similarity((key @ W.T)[:, None], value[None], dim=-1)
+    close(like[range(len(text)), shown["answers"]].tolist(), like.max(1).values)
+    recalled = sum(text[i] == c for i, c in zip(shown["answers"], text, strict=True))
+    assert f"recalls {recalled} of {len(text)} characters" in figure.words()
+
+
+@torch.no_grad()
+def strengths(path: str, tokens: list[int]) -> torch.Tensor:
+    """The write strengths of PyTorch, [time, layer, head]."""
+    found = []
+
+    def keep(_, inputs, output):
+        found.append(output.sigmoid()[0])
+
+    gates = [block.mixer.gates.beta.projection for block in model(path).blocks]
+    hooks = [gate.register_forward_hook(keep) for gate in gates]
+    model(path)(torch.tensor([tokens]))
+    for hook in hooks:
+        hook.remove()
+    return torch.stack(found, dim=1)
+
+
+def test_strengths_are_those_of_pytorch(fresh):
+    """And the page says what they are: of characters by head, and of words."""
+    figure = fresh("shakespeare")
+    figure.start()
+    page = (FIGURES / "shakespeare.md").read_text("utf-8")
+    shown = figure.state()
+    alphabet = weights("shakespeare/delta")[0]["alphabet"]
+    wanted = strengths("shakespeare/delta", [*map(alphabet.index, shown["text"])])
+    for head, kinds in ((0, ("spaces", "vowels")), (2, ("line breaks", "capitals"))):
+        figure.press(f"layer 1, head {head + 1}")
+        close(figure.state()["strengths"], wanted[:, 0, head])
+        said = dict(re.findall(r"([a-z ]+) (\d\.\d\d)", figure.words()))
+        said = {kind.strip(): mean for kind, mean in said.items()}
+        for kind in kinds:
+            assert f"{kind} with {said[kind]}" in page
+    assert (wanted[[*map(shown["text"].index, " \n")], 0, 0] > 0.5).any()
+    of = strengths("live/delta", [*range(len(WORDS))])[:, 0, 0].tolist()
+    of = dict(zip(WORDS, of, strict=True))
+    for group in (PLACES, NAMES):
+        said = [of[word] for word in group]
+        assert f"{min(said):.2f} to {max(said):.2f}" in page
+    assert {f"{of[word]:.2f}" for word in ("is", "Where", ".", "?")} == {"0.01", "0.02"}
+
+
+def test_only_the_rule_differs_in_the_pair():
+    """Its results are those of its weights, and the home page says them."""
+    (about, tensors), (other, others) = (
+        weights(f"live/{rule}") for rule in ("sum", "delta")
+    )
+    assert about | {"mixer": "delta"} == other
+    assert {n: w.shape for n, w in tensors.items()} == {
+        n: w.shape for n, w in others.items()
+    }
+    text = (ROOT / "docs" / "index.md").read_text("utf-8")
+    added, corrected = result("live-sum"), result("live-delta")
+    assert added["config"] | {"rule": "delta"} == corrected["config"]
+    assert added["state_size"] == corrected["state_size"]
+    for run in (added, corrected):
+        for share in run["right"].values():
+            assert re.search(rf"\b{100 * share:.1f} %", text)
+    assert f"{added['parameters']:,} parameters" in text
+    assert sum(w.numel() for w in tensors.values()) == added["parameters"]
+
+
+# What is kept of a text
+
+
+def test_sizes_of_hybrid_models(monkeypatch):
+    """Those of fwlab's layers, for the configurations of transformers."""
+    monkeypatch.syspath_prepend(ROOT / "docs" / "hooks")
+    import cache
+
+    pytest.importorskip("transformers.models")
+    from transformers import KimiLinearConfig, OlmoHybridConfig
+    from transformers.models.qwen3_5 import Qwen3_5TextConfig
+
+    qwen = Qwen3_5TextConfig(
+        hidden_size=1024, num_hidden_layers=24, linear_num_value_heads=16
+    )
+    olmo, kimi = OlmoHybridConfig(), KimiLinearConfig()
+    width = olmo.hidden_size // olmo.num_attention_heads
+    kimi_shape = (kimi.linear_num_heads, kimi.linear_head_dim, kimi.linear_head_dim)
+    cached = (
+        2 * qwen.num_key_value_heads * qwen.head_dim,
+        2 * olmo.num_key_value_heads * width,
+        kimi.kv_lora_rank + kimi.qk_rope_head_dim,
+    )
+    page = (ROOT / "docs" / "api" / "models.md").read_text("utf-8")
+    shapes = [
+        (c.linear_num_value_heads, c.linear_key_head_dim, c.linear_value_head_dim)
+        for c in (qwen, olmo)
+    ]
+    for name, config, (heads, key, value), kept in zip(
+        cache.MODELS, (qwen, olmo, kimi), (*shapes, kimi_shape), cached, strict=True
+    ):
+        layers, attention, numbers, inputs, each = cache.MODELS[name]
+        assert layers == len(config.layer_types) and each == kept
+        assert attention == config.layer_types.count("full_attention")
+        options = {"expand_v": value / key, "conv_size": 4}
+        with torch.device("meta"):
+            layer = FastWeightAttention(
+                heads * key, heads, rule="gated_delta", **options
+            )
+        assert numbers == heads * key * value and numbers + inputs == layer.state_size()
+        state, cached_one = cache.sizes(name, 1)
+        if name != "Qwen3.5 0.8B":
+            assert f" {state / cached_one:,.0f}" in page
+
+
+# Puzzles
+
+PUZZLES = tomllib.loads((FIGURES / "puzzles.toml").read_text("utf-8"))
+
+
+def test_answers_to_puzzles_are_right(fresh):
+    """By the page, of the best size; and by the rules of fwlab."""
+    figure = fresh("puzzles")
+    for name, puzzle in PUZZLES.items():
+        rows = {
+            kind: [
+                {
+                    n: " ".join(map(str, p if isinstance(p, list) else [p]))
+                    for n, p in s.items()
+                }
+                for s in steps
+            ]
+            for kind, steps in puzzle["answer"].items()
+        }
+        verdict = figure.ask("root.figure.judge(given[0], given[1])", [name, rows])
+        assert verdict["right"] and verdict["size"] == puzzle["best"], name
+        assert verdict["says"].endswith(f"Nothing smaller exists: {puzzle['why']}.")
+        by_fwlab(puzzle)
+
+
+def by_fwlab(puzzle: dict) -> None:
+    rows, given, height = puzzle["answer"], puzzle.get("given", {}), puzzle["numbers"]
+    none = [0] * puzzle["best"][1]
+    empty = {"key": none, "value": 0, "beta": 1, "query": none}
+    steps = {
+        kind: [
+            empty | a | b
+            for a, b in zip_longest(
+                given.get(kind, []), rows.get(kind, []), fillvalue={}
+            )
+        ]
+        for kind in given | rows
+    }
+    for case in puzzle["cases"]:
+        inputs, expected = [], {}
+        for token in case.split():
+            written, _, wanted = token.partition(":")
+            kind, mark, x = written.partition("=")
+            x = [*map(float, x.split(","))] if x else [0.0] * height
+            for step in steps[kind + mark]:
+                v = step["value"]
+                v = [v] * height if isinstance(v, int | float) else v
+                v = x if v == "x" else [-n for n in x] if v == "-x" else v
+                inputs.append((step["query"], step["key"], v, step["beta"]))
+            if wanted:
+                expected[len(inputs) - 1] = [*map(float, wanted.split(","))]
+        q, k, v, beta = sequence(*map(double, zip(*inputs, strict=True)))
+        if puzzle["rule"] == "sum":
+            y = ops.sum_rule(q, k, v, normalize=False)
+        else:
+            y = ops.delta_rule(q, k, v, beta)
+        assert torch.allclose(y[0, [*expected], 0], double([*expected.values()]))
+
+
+@pytest.mark.parametrize("case", [memory, dpfp, capacity, forgets, biases, aft])
+def test_page_computes_what_fwlab_does(fresh, case):
+    count = 0
+    for got, wanted in case(fresh(case.__name__)):
+        wanted = torch.as_tensor(wanted).double()
+        torch.testing.assert_close(double(got), wanted, rtol=1e-6, atol=1e-6)
+        count += 1
+    assert count > 7

@@ -1,0 +1,225 @@
+"""The home page: its promise, and two models that differ in one term."""
+
+import re
+from html import unescape
+
+import pytest
+from built import asks
+from figure import Figure
+
+
+@pytest.fixture
+def home(fresh):
+    """At rest: three people have moved."""
+    figure = fresh("live", motion="reduce")
+    figure.until("state().answers !== null")
+    return figure
+
+
+def tell(figure, text: str):
+    field = figure.tab.get_by_label("Or type:")
+    field.fill(text)
+    field.press("Enter")
+
+
+@pytest.mark.parametrize("size", [(1280, 800), (390, 844)])
+def test_first_screen_has_promise_models_and_three_ways_on(look, size):
+    tab = look("index.html", width=size[0], height=size[1], motion="reduce")
+    home = Figure(tab, "live")
+    home.until("state().answers !== null")
+    ways = tab.locator("article a.fw-way")
+    assert ways.all_inner_texts() == ["Start the course", "Play", "Read the code"]
+    if size[0] == 390:
+        assert min(way.bounding_box()["height"] for way in ways.all()) >= 44
+    else:
+        assert home.css("canvas").first.bounding_box()["width"] == 225
+        # The theme would hide the tabs here.
+        tab.set_viewport_size({"width": 1024, "height": size[1]})
+        assert tab.locator(".md-tabs").is_visible()
+        tab.set_viewport_size({"width": size[0], "height": size[1]})
+    shown = [
+        *[tab.locator(f"article {part}") for part in ("h1", ".fw-lead")],
+        *ways.all(),
+        # What was read, both matrices, all answers, and the change to press.
+        *[home.css(part).first for part in (".fw-pair p", ".fw-memories", "table")],
+        home.starter(),
+    ]
+    top = tab.locator("header.md-header").bounding_box()["height"]
+    for each in shown:
+        box = each.bounding_box()
+        assert box["y"] >= top - 1 and box["y"] + box["height"] <= size[1], each
+        assert box["x"] >= 0 and box["x"] + box["width"] <= size[0], each
+    # Both equations are over their matrices, and the term that differs is marked.
+    assert home.texts(".fw-memories mark") == ["− W k"]
+    equations = home.css(".fw-memories i").all()
+    for equation, canvas in zip(equations, home.css("canvas").all(), strict=True):
+        box, below = equation.bounding_box(), canvas.bounding_box()
+        assert box["y"] + box["height"] <= below["y"] + 1
+        assert abs(box["x"] - below["x"]) < 1
+    # The press and what it changes are seen together.
+    home.starter().click()
+    home.until("state().facts.length === 9")
+    assert tab.evaluate("window.scrollY") == 0
+
+
+def test_one_press_shows_the_difference(home):
+    """A change that the sum rule cannot follow."""
+    assert home.texts("thead strong") == ["2 of 5", "5 of 5"]
+    for count in (9, 10, 11):
+        home.starter().click()
+        home.until(f"state().facts.length === {count}")
+        answers = home.state()["answers"]
+        (name, _) = home.state()["facts"][-1]
+        added = next(a for a in answers["sum"] if a["name"] == name)
+        assert not added["right"] and added["truth"] < 0.6
+        assert all(a["right"] for a in answers["delta"])
+    right = [a["right"] for pair in zip(*answers.values(), strict=True) for a in pair]
+    assert home.texts("tbody b") == ["✓" if each else "✗" for each in right]
+    assert len(home.fetched()) == 2  # once
+
+
+def test_a_name_asks(home):
+    """Its button stays, lights up what is read, and is pressed again to leave."""
+    before = home.ask(asks.LIVE)
+    button = home.role("button", name="Ask where Dan is")
+    for asked in ("Dan", None):
+        button.press("Enter")
+        assert home.state()["asked"] == asked
+        assert button.get_attribute("aria-pressed") == str(bool(asked)).lower()
+        assert button.evaluate("(e) => e === document.activeElement")
+        assert (home.ask(asks.LIVE) == before) == (asked is None)
+
+
+#: The words that fly into the memories, as they come.
+FLOWN = """globalThis.flown = [];
+const note = ({ addedNodes }) => addedNodes.forEach((node) => {
+  if (node.className !== "fw-ghost") return;
+  const [flight] = node.getAnimations();
+  flight.pause();
+  flight.currentTime = 0;
+  const told = document.querySelector("#figure-live p").lastElementChild;
+  const story = [...told.childNodes].find((each) => each instanceof Text);
+  const range = document.createRange();
+  const at = story.data.indexOf(node.textContent);
+  range.setStart(story, at);
+  range.setEnd(story, at + node.textContent.length);
+  const [from, word] = [node, range].map((each) => each.getBoundingClientRect());
+  flown.push([node.textContent, Math.hypot(from.x - word.x, from.y - word.y) < 1]);
+  flight.play();
+});
+new MutationObserver((changes) => changes.forEach(note)).observe(
+  document.getElementById("figure-live"), { childList: true, subtree: true });"""
+
+
+def test_moves_play_at_once(fresh):
+    """They go on with what is seen before the script comes: nothing jumps."""
+    home = fresh("live", timed=True)
+    home.until("state().facts.length > 8")
+    home.tab.clock.run_for(20_000)
+    home.until("state().facts.length === 10 && !state().playing")
+    assert home.texts("thead strong") == ["0 of 5", "5 of 5"]
+    # All five where the reader wants them, until the reader does something else.
+    sign = home.css("small", has_text="Replaying the five moves")
+    assert not sign.is_visible()
+    home.press("Replay the moves")
+    home.until("state().facts.length === 5")
+    assert sign.is_visible()
+    home.tab.evaluate(FLOWN)
+    home.tab.clock.run_for(2000)
+    home.until("state().facts.length === 6")
+    # Each word leaves the place where it is read, for each memory.
+    assert home.tab.evaluate("flown") == [["Ada", True], ["Tunis", True]] * 2
+    home.until("texts('.fw-ghost').length === 0")
+    home.starter().click()
+    home.tab.clock.run_for(20_000)
+    home.until("state().facts.length === 7")
+    assert not sign.is_visible()
+
+
+def test_nothing_plays_for_who_wants_no_motion(fresh):
+    home = fresh("live", timed=True, motion="reduce")
+    home.tab.clock.run_for(20_000)
+    home.until("state().answers !== null")
+    assert len(home.state()["facts"]) == 8 and not home.state()["playing"]
+    assert home.tab.evaluate("document.getAnimations().length") == 0
+
+
+def test_the_picture_is_the_same_before_its_script_comes(look, site):
+    """In words, and in height: what stands there until then is how it begins."""
+    tab = look("index.html", width=1280, motion="reduce")
+    home = Figure(tab, "live")
+    home.until("state().answers !== null")
+    html = (site / "index.html").read_text("utf-8")
+    still = re.search('<section class="fw-stage".*?</section>', html, re.DOTALL)[0]
+    kept = unescape(re.sub("<[^>]*>", "", still))
+    (shown,) = home.texts(".fw-pair")
+    assert "".join(kept.split()) == "".join(shown.split())
+    assert abs(home.ask(asks.PUSHED)) < 1
+
+
+def test_changes_can_be_typed(home):
+    tell(home, "but now eve  lives in BERN. Dan moved to Rome")
+    home.until("state().facts.length === 10")
+    assert home.state()["facts"][-2:] == [["Eve", "Bern"], ["Dan", "Rome"]]
+    assert home.tab.get_by_label("Or type:").input_value() == ""
+    # What is no longer true is crossed out, what is new is strong.
+    assert {"Eve is in Kyoto.", "Dan is in Delhi."} <= {*home.texts("s")}
+    assert "Eve is in Bern." in home.texts("p strong")
+
+
+def test_other_words_lead_to_a_model_that_takes_any_text(home):
+    way_on = home.role("link", name="has read Shakespeare")
+    assert not way_on.is_visible()
+    for text in ("John lives in Paris.", "Eve is in Berlin.", "Hello!"):
+        tell(home, text)
+        home.until_it_says("Places: ")
+        assert way_on.get_attribute("href") == "figures/shakespeare.html"
+        assert way_on.is_visible() and len(home.state()["facts"]) == 8
+        assert home.tab.get_by_label("Or type:").input_value() == text
+        home.press("Start again")
+        home.until_it_says("Ada, Ben and Cleo have moved")
+        assert not way_on.is_visible()
+
+
+def test_can_be_emptied_and_filled(home):
+    home.press("Empty both memories")
+    home.until_it_says("memories are empty")
+    assert home.ask("document.activeElement.type") == "text"
+    for count in range(1, 25):
+        home.starter().press("Enter")
+        home.until(f"state().facts.length === {count}")
+    # The keyboard is not left on a button that is off.
+    assert home.starter().is_disabled() and home.focused() == "Empty both memories"
+    home.press("Empty both memories")
+    tell(home, "Ada is in Rome. Ben is in Oslo.")
+    home.until_it_says("Nobody has moved yet")
+    assert home.texts("thead strong") == ["2 of 2", "2 of 2"]
+
+
+def opened(look, answer) -> Figure:
+    """The figure of a page whose first weights get an answer."""
+    tab = look("404.html", alone=True)
+    tab.route("**/sum.safetensors", answer)
+    tab.goto(tab.url.replace("404.html", "index.html"), wait_until="load")
+    return Figure(tab, "live")
+
+
+def test_a_press_while_the_weights_come_is_kept(look):
+    held = []
+    home = opened(look, lambda route: held.append(route))
+    home.until("state().playing")
+    home.starter().click()
+    while not held:
+        home.tab.wait_for_timeout(10)
+    held[0].continue_()
+    home.until("state().answers !== null")
+    assert len(home.state()["facts"]) == 9 and not home.state()["playing"]
+
+
+def test_weights_that_do_not_come_are_said_to(look):
+    home = opened(look, lambda route: route.fulfill(status=204))
+    home.until_it_says("could not be fetched")
+    assert len(home.state()["facts"]) == 8
+    home.tab.unroute("**/sum.safetensors")
+    home.starter().click()
+    home.until("state().facts.length === 9")
