@@ -1,6 +1,4 @@
-"""The command line: `fwlab train`, `plot`, `generate`, `look`, `info`, `bench` and
-`exercises`.
-"""
+"""The command line: `fwlab train`, `fwlab exercises` and five others."""
 
 import os
 import re

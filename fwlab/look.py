@@ -198,8 +198,9 @@ class Reading(NamedTuple):
 
 
 def read(source: Path, text: str, limit: int) -> Reading:
-    """Load what `fwlab generate` takes, and the first tokens of a text, as many as
-    `limit` and a table of positions allow.
+    """Load what `fwlab generate` takes, and the first tokens of a text.
+
+    There are as many as `limit` and a table of positions allow.
 
     Raises what loading raises, and `ValueError` for fewer than 2 tokens.
     """

@@ -34,13 +34,13 @@ hypothesis.settings.load_profile("same")
 
 @pytest.fixture(autouse=True)
 def seed():
-    """The same random numbers in any order of tests."""
+    """Draw the same random numbers in any order of tests."""
     torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
 def copies():
-    """The command in copies of one process that has loaded PyTorch: see terminal.py."""
+    """Run the command in copies of one process that has PyTorch: see terminal.py."""
     import terminal
 
     with terminal.copies() as run:
@@ -48,7 +48,7 @@ def copies():
 
 
 def pytest_collection_finish():
-    """What is loaded now stays: it need not be looked through for garbage again."""
+    """Keep what is loaded now out of every later garbage collection."""
     gc.collect()
     gc.freeze()
 

@@ -84,7 +84,7 @@ def slowness() -> float:
 
 
 def dearest(records: dict[str, dict], most: int = 10) -> list[str]:
-    """A line for each of the tests that took longest on the clock."""
+    """Write a line for each of the tests that took longest on the clock."""
     tests = [
         (s / r["slowness"], name)
         for r in records.values()

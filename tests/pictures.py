@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items):
 
 
 def drawings(outputs):
-    """The pictures of a cell, those of a slider included."""
+    """List the pictures of a cell, those of a slider included."""
     svgs = []
     for data in (output.get("data", {}) for output in outputs):
         coded = re.findall(
@@ -68,7 +68,7 @@ def compare_outputs(cell, new, stored):
 
 
 def difference(fresh, stored, labels_only=False):
-    """What a picture shows that the stored one does not, or None."""
+    """Say what a picture shows that the stored one does not, or None."""
     fresh, stored = (
         sorted(labels(svg) if labels_only else marks(svg), key=itemgetter(0, 1))
         for svg in (fresh, stored)
@@ -106,7 +106,7 @@ def marks(svg):
     named = {node.get("id"): node for node in root.iter()}
 
     def style(node):
-        """What a name leads to in place of the name, which is a hash."""
+        """Return the target of a name in place of the name, which is a hash."""
 
         def meant(match):
             return "".join(part.get("style", "") for part in named[match[1]].iter())
@@ -148,7 +148,7 @@ def numbers(node, *attributes):
 
 
 def inside(name, place, kind):
-    """The place and kind of what is in a group of this name."""
+    """Return the place and kind of what is in a group of this name."""
     name, _, number = name.rpartition("_")
     places = {
         "axes": f"axes {number}",

@@ -26,7 +26,7 @@ SWAPPED = {
 
 
 def mutants(exercise: Exercise) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """What is changed, and the changed solution."""
+    """Yield a description of each change, and the changed solution."""
     tree = ast.parse(bare(exercise.reference))
     for what in _changes(tree):
         scope = dict(exercise.reference.__globals__)

@@ -363,7 +363,7 @@ FWLAB += ["stream_mean", "feedback_attention"]
 
 
 def answered(name, code):
-    """The function of an answer."""
+    """Return the function of an answer."""
     names = ", ".join(inspect.signature(EXERCISES[name].reference).parameters)
     code = textwrap.dedent(f"    {code}").replace("*inputs", names)
     with contextlib.suppress(SyntaxError):  # it is a body already

@@ -81,7 +81,7 @@ def test_every_rule_has_a_card():
 
 
 def drawn(op, *, time: int, optional: bool = False) -> tuple[dict, Inputs]:
-    """Inputs of a rule, and those of its recurrence."""
+    """Draw inputs of a rule, and those of its recurrence."""
     sizes = {"batch": 1, "time": time, "heads": 2, "queries": 2, "key": 4, "value": 5}
     generator = torch.Generator().manual_seed(0)
     x = example(op, sizes | {"steps": 2}, generator)

@@ -27,7 +27,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 
 def imported(path: Path) -> list[str]:
-    """The names that a file imports, with their modules."""
+    """List the names that a file imports, with their modules."""
     names = []
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom):
@@ -38,7 +38,7 @@ def imported(path: Path) -> list[str]:
 
 
 def file_of(name: str) -> Path:
-    """The file of a module, or of what it defines."""
+    """Return the file of a module, or of what it defines."""
     parts = name.split(".")
     if parts[:3] == ["fwlab", "exercises", "course"] and len(parts) > 3:
         # A file there begins with the number of its notebook.
@@ -53,7 +53,7 @@ def file_of(name: str) -> Path:
 
 
 def arrows(folder: str) -> dict[Path, set[Path]]:
-    """The files of a folder, and those of fwlab that they import."""
+    """List the files of a folder, and those of fwlab that they import."""
     return {
         path: {file_of(name) for name in imported(path) if name.startswith("fwlab")}
         for path in FILES
@@ -90,8 +90,9 @@ def test_no_circle_in_ops():
 
 
 def test_nothing_else_computes_with_the_specification():
-    """Loops are in `naive.py` or on the page of a rule: no other form of a
-    recurrence imports them, nor does what all operations share.
+    """Keep loops in `naive.py` or on the page of a rule.
+
+    No other form of a recurrence imports them, nor does what all operations share.
     """
     forms = ("chunked.py", "efficient.py", "kernels.py")
     ops = PACKAGE / "ops"
@@ -117,7 +118,7 @@ def test_training_says_which_extra_it_needs(monkeypatch):
 
 
 def loaded(before, code, after=""):
-    """The modules that some code adds to those from before, in a fresh process."""
+    """List the modules that some code adds to those from before, in a fresh process."""
     code = f"{before}\nimport sys; before = {{*sys.modules}}\n{code}"
     code += f"\nprint(*sys.modules.keys() - before)\n{after}"
     done = subprocess.run(
@@ -127,8 +128,9 @@ def loaded(before, code, after=""):
 
 
 def test_the_core_needs_and_loads_nothing_else():
-    """Without the extras, operations, layers, models and exercises work; and with a
-    compiler, an import would take twice as long.
+    """Work without the extras: operations, layers, models and exercises.
+
+    With a compiler, an import would take twice as long.
     """
     extras = ["pooch", "sacrebleu", "safetensors", "tqdm", "tyro", "IPython"]
     extras += ["mkdocs", "triton"]

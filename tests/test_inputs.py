@@ -1,6 +1,4 @@
-"""What every operation, layer, model and feature map refuses, in one sentence that
-names the argument.
-"""
+"""What operations, layers, models and feature maps refuse, by the argument's name."""
 
 import inspect
 import math

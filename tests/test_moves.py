@@ -11,7 +11,7 @@ from pair import PairConfig, main, pair_model, train_pair
 
 
 def questions(tokens):
-    """The questions of a text, answered by reading it: `?` to (place, moves)."""
+    """Read the questions of a text, and answer them: `?` to (place, moves)."""
     words = [WORDS[token] for token in tokens.tolist()]
     at, moved, asked = {}, {}, {}
     for i, word in enumerate(words):
@@ -41,8 +41,9 @@ def test_labels_are_what_the_text_says():
 
 
 def test_pair_differs_only_in_what_a_write_corrects():
-    """With the first write both memories are the same; with the second, under
-    the same key, only one of them has lost the first value.
+    """Write two values under one key: only one memory loses the first.
+
+    With the first write both memories are the same.
     """
     mixers = [pair_model(PairConfig(rule)).blocks[0].mixer for rule in ("sum", "delta")]
     for mixer in mixers:

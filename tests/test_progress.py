@@ -26,9 +26,9 @@ from fwlab.exercises.checking import lines_of
 
 
 def write(W, k, v):
-    """A comment is no line of code,
+    """Write no line of code with a comment.
 
-    and neither is this.
+    And none with this.
     """
     # nor this
     return (
@@ -52,7 +52,7 @@ def hopeless(W, k, v):
 
 @pytest.fixture
 def notebook(monkeypatch, tmp_path):
-    """A kernel in which somebody works, in an empty folder."""
+    """Start a kernel in which somebody works, in an empty folder."""
     for name in ("CI", "PYTEST_VERSION", "FWLAB_PROGRESS"):
         monkeypatch.delenv(name, raising=False)
     shell = SimpleNamespace(kernel="")

@@ -21,7 +21,7 @@ LINES = {
 
 
 def files(room: str) -> list[Path]:
-    """The Python files of a room that belong to the repository."""
+    """List the Python files of a folder that belong to the repository."""
     command = ["git", "ls-files", "-z", "--", f"{room}/*.py"]
     try:
         listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)

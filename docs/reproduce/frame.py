@@ -386,8 +386,9 @@ class Runs:
         self.name = f"{experiment.name}{'.quick' * quick}"
 
     def read(self, index: int) -> dict[str, Any] | None:
-        """Read a finished point and its provenance; None = not finished, as it is
-        if its settings have changed since.
+        """Read a finished point and its provenance; None = not finished.
+
+        It also counts as not finished if its settings have changed since.
         """
         path = self._path(index)
         try:

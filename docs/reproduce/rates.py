@@ -1,4 +1,4 @@
-"""Does a table of mixers stay the same if every mixer has its own learning rate?
+"""Compare mixers when each has its own learning rate.
 
 The mixers of the table in the README, and three controls: a convolution without any
 memory, attention that compares by distance, and the same behind the convolution. Each

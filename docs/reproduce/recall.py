@@ -45,8 +45,9 @@ EVERY, SEQUENCES, SOLVED, CHANCE = 100, 128, 0.999, 1.2
 
 
 def sizes(quick: bool) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Return numbers of keys and of heads: first several numbers of keys, then of
-    heads. More heads are narrower, so the fast weights are smaller.
+    """Return pairs of keys and heads: first several numbers of keys, then of heads.
+
+    More heads are narrower, so the fast weights are smaller.
     """
     keys, heads = ((4, 8), (4,)) if quick else ((4, 8, 16), (1, 4))
     return [(number, HEADS) for number in keys], [(KEYS, number) for number in heads]

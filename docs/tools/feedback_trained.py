@@ -64,7 +64,7 @@ def build(mixer: str) -> LanguageModel:
 
 
 def changes(name: str) -> dict[str, Any]:
-    """What is different from `CONFIG` for this model."""
+    """Return the settings of this model that differ from `CONFIG`."""
     last, steps = CONFIG["statements"], CONFIG["steps"]
     if not name.startswith("full"):
         return {}

@@ -73,7 +73,7 @@ def moves(batch: int, sentences: int, people: int, rng: random.Random) -> Moves:
 def _text(
     sentences: int, people: int, rng: random.Random
 ) -> tuple[list[str], dict[int, int]]:
-    """The words and, by the index of each `?`, how often that person moved."""
+    """Return the words and, by the index of each `?`, how often that person moved."""
     names = rng.sample(NAMES, people)
     at: dict[str, str] = {}
     moved: dict[str, int] = {}

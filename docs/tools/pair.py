@@ -78,7 +78,7 @@ class PairConfig:
     """Seed of the initial weights and of all texts."""
 
     def lr_at(self, step: int) -> float:
-        """The learning rate of the step after this many, from 0."""
+        """Return the learning rate of the step after this many, from 0."""
         rise = min(1.0, (step + 1) / max(self.warmup, 1))
         return self.lr * rise * 0.5 * (1 + math.cos(math.pi * step / self.steps))
 
@@ -120,7 +120,7 @@ LAYERS = {"sum": StrengthSum, "delta": FastWeightAttention}
 
 
 def pair_model(config: PairConfig) -> LanguageModel:
-    """An untrained model; those of both rules begin with the same weights.
+    """Make an untrained model; those of both rules begin with the same weights.
 
     - `config`: the run.
     - Returns the model.

@@ -68,7 +68,7 @@ def outputs(seed: int, sizes: dict[str, Any]) -> Any:
 
 
 def made() -> dict[str, Any]:
-    """What is written."""
+    """Return the text of the file."""
     cases = {
         name: {"seed": seed, "sizes": sizes, "outputs": outputs(seed, sizes)}
         for seed, (name, sizes) in enumerate(CASES.items())

@@ -230,8 +230,10 @@ def lines_of(function: Any) -> int:
 
 
 class _Verdict(NamedTuple):
-    """The sentence of a property, and what is wrong ("" = nothing); then what is wrong
-    with a well-known mistake if it is one, or else the smallest numbers that show it.
+    """The sentence of a property, and what is wrong; "" = nothing.
+
+    - `misconception`, `case`: what is wrong with a well-known mistake, if it is one;
+      or else the smallest numbers that show it.
     """
 
     sentence: str
@@ -459,8 +461,9 @@ def _counterexample(exercise: Exercise, answer: Answer) -> str:
 
 
 def _first_step(exercise: Exercise, answer: Answer, given: dict[str, Any]) -> str:
-    """Find the first step of the solution that the answer has by name, but whose numbers
-    it has nowhere, not even with the other sign; "" = there is none.
+    """Find the first wrong step: the answer has its name, but its numbers nowhere.
+
+    Numbers with the other sign count as had; "" = there is no such step.
     """
     yours, right = (_variables(f, given) for f in (answer, exercise.reference))
     numbers = [x for x in yours.values() if isinstance(x, Tensor)]

@@ -39,7 +39,7 @@ def replace():
     theirs = {}
 
     def parts(x, dim):
-        """The later terms along a dimension, and the earlier ones."""
+        """Return the later terms along a dimension, and the earlier ones."""
         terms = x.shape[dim]
         at = min(terms, max(1, terms // 4 + int(SEED) % max(1, terms // 2)))
         earlier, later = x.split_with_sizes((at, terms - at), dim)
@@ -101,7 +101,7 @@ def replace():
         return zip(parts(a, -1), parts(b, dim), strict=True)
 
     def product(name, added, dim):
-        """A product (mm), and the one that adds (addmm)."""
+        """Return a product (mm), and the one that adds (addmm)."""
 
         def add(out, a, b, *, beta=1, alpha=1):
             if out.dtype != a.dtype or not taken(a, b, dim):

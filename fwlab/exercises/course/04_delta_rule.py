@@ -130,7 +130,7 @@ def _loss(W, k, v):
 
 
 def _answered(generator):
-    """The memory returns v already."""
+    """Make a memory that returns v already."""
     inputs = step(generator, 0.5)
     return inputs | {"v": read(inputs["W"], inputs["k"])}
 

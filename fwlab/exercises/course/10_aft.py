@@ -187,7 +187,7 @@ def _by_pairs(k, v, kernel):
 
 
 def _is_short(answer, reference, generator):
-    """The answer holds no matrix of all pairs of steps."""
+    """Check that the answer holds no matrix of all pairs of steps."""
     time = 512
     inputs = _sequence(generator, time, 4, 1)
     with Work() as work:

@@ -26,7 +26,7 @@ def no_maximum(k: Tensor, v: Tensor, w: Tensor, epsilon: float = 0.0) -> Tensor:
 
 
 def plus_epsilon(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """The same with a small number below the bar."""
+    """Compute the same with a small number in the denominator."""
     return no_maximum(k, v, w, epsilon=1e-6)
 
 
@@ -36,17 +36,17 @@ def clamped_keys(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
 
 
 def maximum_over_time(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """The largest key of all steps, and the largest bias that each row sees."""
+    """Return the largest key of all steps, and the largest bias that each row sees."""
     return no_maximum(k - k.max(), v, w - seen(w).amax(1, True))
 
 
 def running_maximum(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """The largest key that each row sees, and its largest bias."""
+    """Return the largest key that each row sees, and its largest bias."""
     return no_maximum(k - k.cummax(0)[0][:, None], v, w - seen(w).amax(1, True))
 
 
 def tile_maximum(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """The largest k + w of each row, with all keys up to the end of its tile of 4."""
+    """Return the largest k + w of each row, with all keys of its tile of 4."""
     tile = torch.arange(len(k)) // 4
     scores = k + w
     top = seen(scores, tile[:, None] >= tile).amax(1, True)
@@ -74,7 +74,7 @@ TRICKS = {
 
 
 def error_of(trick: Answer, k: Tensor, v: Tensor, w: Tensor) -> float:
-    """The largest error of a row in float32; infinite if a row is not finite."""
+    """Return the largest error of a row in float32; infinite if a row is not finite."""
     k, v, w = (x.detach().float() for x in (k, v, w))
     exact = seen(k.double() + w.double()).softmax(1) @ v.double()
     error = (trick(k, v, w).double() - exact).abs().max().item()

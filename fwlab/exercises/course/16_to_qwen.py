@@ -66,7 +66,7 @@ def drawn(
 
 
 def measured(name: str) -> dict[str, list[dict[str, Any]]]:
-    """Runs that are too long for a notebook, by row: a run for each seed.
+    """Read runs that are too long for a notebook, by row: a run for each seed.
 
     - `name`: "recall" or "shakespeare", which `docs/tools/qwen_parts.py` makes with
       the settings in `data/results/qwen-parts.json`; or "hybrid", which is
