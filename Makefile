@@ -1,4 +1,4 @@
-# The plain commands behind these targets stand in README.md.
+# The plain commands behind these targets stand in docs/contribute.md.
 
 PYTHON ?= python3
 BIN := .venv/bin
