@@ -37,7 +37,7 @@ def test_the_way_is_the_one_that_runs():
             assert shown[uri][version] == f"fwlab/{file}"
 
 
-def test_every_room_is_drawn():
+def test_every_folder_is_drawn():
     # Beside a recurrence are the files that are in it, or in each of its forms.
     usual = {"naive.py", "chunked.py", "efficient.py", "kernels.py"}
     for names, says in test_house.ROWS:

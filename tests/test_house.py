@@ -16,11 +16,11 @@ from fwlab.__main__ import EXTRA
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "fwlab"
 INSIDE = (ROOT / "docs" / "inside.md").read_text("utf-8")
-ROOMS = re.findall(r"^- `(\w+)`", INSIDE, re.M)
-#: The rows of the rooms in `ops`: their names, and what the page says of them.
+FOLDERS = re.findall(r"^- `(\w+)`", INSIDE, re.M)
+#: The rows of the folders in `ops`: their names, and what the page says of them.
 ROWS = re.findall(r"^    - ((?:`\w+`(?:, )?)+)(.*)", INSIDE, re.M)
 #: As the page draws them: each imports only what is above it.
-ORDER = [*ROOMS, "__main__"]
+ORDER = [*FOLDERS, "__main__"]
 INNER = [name for names, _ in ROWS for name in re.findall(r"`(\w+)`", names)]
 INNER += ["__init__"]
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -64,9 +64,9 @@ def arrows(folder: str) -> dict[Path, set[Path]]:
 @pytest.mark.parametrize(("folder", "order"), [("", ORDER), ("ops", INNER)])
 def test_imports_point_up(folder, order):
     def floor(path: Path) -> str:
-        room = path.relative_to(PACKAGE / folder).parts[0].removesuffix(".py")
-        assert room in (*order, "__init__"), f"docs/inside.md does not draw {room}"
-        return room
+        name = path.relative_to(PACKAGE / folder).parts[0].removesuffix(".py")
+        assert name in (*order, "__init__"), f"docs/inside.md does not draw {name}"
+        return name
 
     for name in order:
         path = PACKAGE / folder / name
@@ -85,7 +85,7 @@ def test_imports_point_up(folder, order):
 
 
 def test_no_circle_in_ops():
-    """Nor inside a room, where imports have no order."""
+    """Nor inside a folder, where imports have no order."""
     graphlib.TopologicalSorter(arrows("ops")).prepare()
 
 
