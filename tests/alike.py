@@ -32,13 +32,13 @@ def numbers(state: object) -> int:
 def agree(
     found: Iterable[Tensor], wanted: Iterable[Tensor], limit: float = 1e-12
 ) -> None:
-    """All pairs of tensors are equal up to a relative error."""
+    """Say whether all pairs of tensors are equal up to a relative error."""
     for one, other in zip(found, wanted, strict=True):
         assert error(one, other) < limit
 
 
 def identical(found: Iterable[Tensor], wanted: Iterable[Tensor]) -> None:
-    """All pairs of tensors are equal to the last bit."""
+    """Say whether all pairs of tensors are equal to the last bit."""
     for one, other in zip(found, wanted, strict=True):
         assert torch.equal(one, other)
 

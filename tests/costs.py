@@ -79,7 +79,7 @@ def work() -> float:
 
 
 def slowness() -> float:
-    """How much slower than nominal this processor is; at least 1."""
+    """Measure how much slower than nominal this processor is; at least 1."""
     return max(1.0, min(work() for _ in range(5)) / NOMINAL)
 
 

@@ -486,7 +486,7 @@ class Problem:
         return [("y", parts[0]), *self.named(parts[1:])]
 
     def leaves(self, x: Named, state: Parts) -> list[tuple[str, Tensor]]:
-        """Those of which gradients are compared, by name."""
+        """Return the inputs of which gradients are compared, by name."""
         given = [*x.items(), *self.named(state)]
         own = dict([*self.x.items(), *self.named(self.state)])
         return [(n, p) for n, p in given if own[n].requires_grad and n != "factors"]
@@ -732,7 +732,7 @@ def fails(c: Case) -> bool:
 
 
 def simpler(c: Case) -> Case:
-    """Each option at its simplest, or on the way there, as long as it fails."""
+    """Put each option to its simplest value, or nearer to it, as long as it fails."""
     if c["compiled"]:  # which is slow
         return c
     for name, simplest in SIMPLEST.items():

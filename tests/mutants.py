@@ -44,7 +44,7 @@ def mutmut(*arguments: str) -> str:
 
 
 def results() -> dict[str, str]:
-    """Every mutant there is, and what has become of it."""
+    """Return every mutant and its result."""
     lines = mutmut("results", "--all", "True").splitlines()
     return dict(line.strip().rsplit(": ", 1) for line in lines)
 

@@ -54,7 +54,7 @@ def drawings(outputs):
 
 
 def compare_outputs(cell, new, stored):
-    """In place of nbval's method of a cell: whether the outputs are the same."""
+    """Say whether outputs are the same; replaces nbval's method of a cell."""
     skip = (*cell.parent.skip_compare, SVG, "text/html")
     if not IPyNbCell.compare_outputs(cell, new, stored, skip):
         return False
@@ -91,7 +91,7 @@ def difference(fresh, stored, labels_only=False):
 
 
 def labels(svg):
-    """Of what a picture shows: all places, and the texts that are no ticks."""
+    """Yield all places in a picture, and its texts that are no ticks."""
     shown = [*marks(svg)]
     yield from ((place, "place", "", []) for place in {mark[0] for mark in shown})
     for place, kind, look, _ in shown:
@@ -100,7 +100,7 @@ def labels(svg):
 
 
 def marks(svg):
-    """All that a picture shows, in order: place, kind, look, and coordinates."""
+    """Yield all that a picture shows, in order: place, kind, look and coordinates."""
     builder = ElementTree.TreeBuilder(insert_comments=True)
     root = ElementTree.fromstring(svg, ElementTree.XMLParser(target=builder))
     named = {node.get("id"): node for node in root.iter()}

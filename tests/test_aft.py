@@ -194,7 +194,7 @@ def test_long_and_loud(time=1000, sigma=60.0):
 
 
 def changed(layer):
-    """With every parameter changed from its initial value, in float64."""
+    """Change every parameter from its initial value, in float64."""
     torch.manual_seed(0)
     for parameter in layer.double().parameters():
         torch.nn.init.normal_(parameter, std=0.5)

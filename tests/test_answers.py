@@ -36,7 +36,7 @@ DIRECTIONS = F.normalize(torch.randn(48, 8, generator=torch.Generator().manual_s
 
 
 def exponents(x, R):
-    """Those of FAVOR+, in another order."""
+    """Return the features of FAVOR+ in another order."""
     along = x @ R.mT
     return torch.stack([along, -along], -1).flatten(-2) - x.square().sum(-1, True) / 2
 

@@ -126,7 +126,7 @@ CONSTANTS = [p for p in ALL if p not in CALLED]
 
 
 def doc_of(p: Public) -> str:
-    """Its docstring, or that of the method that it overrides."""
+    """Return its docstring, or that of the method that it overrides."""
     if p.owner is None:
         return inspect.cleandoc(p.value.__doc__ or "")
     for base in p.owner.__mro__:
@@ -284,7 +284,7 @@ def test_every_error_is_documented():
 
 
 def is_described(p: Public) -> bool:
-    """Where it is listed, or where it is defined."""
+    """Say whether it is described where it is listed, or where it is defined."""
     module = importlib.import_module(p.name.rpartition(".")[0])
     sources = [module]
     for node in ast.walk(ast.parse(inspect.getsource(module))):

@@ -362,7 +362,7 @@ LEFT_OUT = {"break_it", "cheap_mask", "my_step"}
 
 
 def passes(name, answer):
-    """Whether an answer has all properties, without words."""
+    """Say whether an answer has all properties, without words."""
 
     def late(*_):
         raise TimeoutError

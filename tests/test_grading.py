@@ -158,7 +158,7 @@ def test_export_of_a_notebook_without_its_results(tmp_path):
 
 @pytest.fixture(params=["bubblewrap", "none"])
 def kept(request, monkeypatch):
-    """Whether bubblewrap keeps notebooks in; tests run with and without it."""
+    """Choose whether bubblewrap keeps notebooks in; tests run with and without it."""
     if request.param == "none":
         monkeypatch.setattr(grading, "_bubblewrap", lambda: ())
     elif not grading._bubblewrap():

@@ -169,3 +169,23 @@ def test_what_the_package_needs():
     assert "torch>=2.6" in project["dependencies"]
     train = project["optional-dependencies"]["train"]
     assert [d.split(">=")[0] for d in train] == sorted(map(str.lower, EXTRA))
+
+
+#: First words of a description; a function does something.
+NOUNS = "A All An Both Each Every How Its Nothing That The These Those What Whether"
+
+
+def test_a_docstring_begins_with_a_verb():
+    """Where ruff's D401 knows no verb, too; titles of exercises are names."""
+    wrong = []
+    for path in [
+        *FILES,
+        *(ROOT / "docs").rglob("*.py"),
+        *(ROOT / "tests").rglob("*.py"),
+    ]:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("test"):
+                first, *_ = (ast.get_docstring(node) or "Do").split(maxsplit=1)
+                if first in NOUNS.split():
+                    wrong.append(f"{path}:{node.lineno}: {first} ...")
+    assert not wrong, wrong

@@ -103,7 +103,7 @@ class Machine:
         )
 
     def set_up(self, cell: str = SETUP, **env: str) -> Path:
-        """Where fwlab is after the cell, which must not have stopped."""
+        """Return where fwlab is after the cell, which must not have stopped."""
         done = self.run(RUN, cell, **env)
         assert done.stderr == "went on\n", done.stdout + done.stderr
         return Path(done.stdout.splitlines()[-1])

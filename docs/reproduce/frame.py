@@ -102,7 +102,7 @@ class Claim(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """The word or two for what came out; overlapping seeds are no yes."""
+        """Return a word or two for what came out; overlapping seeds are no yes."""
         if self.holds is None:
             return "not run"
         if not self.trained:

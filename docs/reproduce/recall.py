@@ -151,7 +151,7 @@ def by_seed(points: Points, name: Name, shows: int, sizes: list) -> dict[int, li
 
 
 def claims(points: Points):
-    """All are ours: the papers have curves, and no numbers.
+    """Judge claims of ours: the papers have curves, and no numbers.
 
     A claim counts the worst size of each seed.
     """

@@ -42,7 +42,7 @@ NAMES = {
 
 
 def outputs(seed: int, sizes: dict[str, Any]) -> Any:
-    """Those of the module, `[batch, time, d]`, as nested lists."""
+    """Return the module's outputs `[batch, time, d]` as nested lists."""
     given = drawn(Generator().manual_seed(seed), **sizes)
     heads, value = len(given["A_log"]), len(given["norm"])
     keys = (len(given["W_qkv"]) - heads * value) // 2

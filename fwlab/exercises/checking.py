@@ -243,12 +243,12 @@ class _Verdict(NamedTuple):
 
     @property
     def lines(self) -> list[str]:
-        """The lines that `check` prints below the sentence."""
+        """Return the lines that `check` prints below the sentence."""
         return [x for x in (self.misconception, self.wrong, self.case) if x]
 
     @property
     def why(self) -> str:
-        """The whole explanation, if something is wrong."""
+        """Explain what is wrong, if something is."""
         return " ".join(filter(None, (f"{self.sentence}?", *self.lines)))
 
 

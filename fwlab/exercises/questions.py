@@ -103,7 +103,7 @@ class Question:
 
     @property
     def answer(self) -> str:
-        """The truth as a reader sees it: three digits of a fraction."""
+        """Write the truth as a reader sees it: three digits of a fraction."""
         if isinstance(self.truth, str):
             return self.truth
         whole = math.isfinite(self.truth) and self.truth == round(self.truth)

@@ -90,7 +90,7 @@ def replace():
         return dtype.is_floating_point or dtype.is_complex
 
     def taken(a, b, dim):
-        """Whether there are terms to put in another order."""
+        """Say whether there are terms to put in another order."""
         terms = a.shape[-1]
         same = a.dtype == b.dtype and terms == b.shape[dim]
         return same and inexact(a.dtype) and terms > 1
