@@ -634,7 +634,7 @@ class FAVOR(RandomFeatures):
         return self._features(x, self.stabilize)
 
     def _features(self, x: Tensor, scaled: bool) -> tuple[Tensor, Tensor | None]:
-        """Features as they are, or `scaled` and their scale."""
+        """Return features as they are; or, `scaled`, features and their scale."""
         with torch.autocast(x.device.type, enabled=False):
             wide = _at_least_float32(x)
             if self.stabilize:

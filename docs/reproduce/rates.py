@@ -42,6 +42,10 @@ BARE = (
 FEW = ("sum", "delta", "gated-delta", ALONE, ROTARY, CONVOLVED)
 #: The rates of all mixers; the first full one is that of the README.
 RATES = {"quick": (1e-3, 4e-3, 1.6e-2), "full": (1e-3, 3e-3, 1e-2, 3e-2)}
+#: The rate that the first seed has chosen, at which two more have run.
+CHOSEN = {
+    "convolution alone": 1e-2,
+}
 #: Mixers of which the first should end below the second, each at its best rate.
 ORDERS = (
     ("delta", "sum"),
@@ -60,11 +64,12 @@ LOOKS |= {ALONE: WRONG, ROTARY: TRAINED}
 def points(quick: bool) -> list[Point]:
     size = {"size": "small" if quick else text.FULL}
     corpus = {"corpus": "any" if quick else "shakespeare"}
+    rates = RATES["quick" if quick else "full"]
     return [
         {"mixer": mixer, "lr": lr, **size, **corpus, "seed": seed}
         for seed in (1, 2, 3)
         for mixer in (FEW if quick else (*OWN, *BARE))
-        for lr in RATES["quick" if quick else "full"]
+        for lr in (rates if quick or seed == 1 else (CHOSEN[mixer],))
     ]
 
 
@@ -96,8 +101,15 @@ def best(points: Points) -> dict[str, float]:
     """Return the best rate of each mixer, on the half that is not scored."""
     return {
         mixer: min(rates, key=lambda lr: text.middle(rates[lr]["chosen_by"]))
-        for mixer, rates in by_rate(points).items()
+        for mixer, rates in by_rate(tried(points)).items()
     }
+
+
+def tried(points: Points) -> Points:
+    """Keep the seeds of a mixer that have run at every rate: these choose."""
+    rates = {*points["lr"]}
+    groups = points.by("mixer", "seed").values()
+    return Points(p for own in groups if {*own["lr"]} == rates for p in own)
 
 
 def by_rate(points: Points) -> dict[str, dict[float, Points]]:
@@ -112,7 +124,7 @@ def claims(points: Points):
         "the best rate is neither the lowest nor the highest",
         {
             mixer: [best(own)[mixer] for own in some.by("seed").values()]
-            for mixer, some in points.by("mixer").items()
+            for mixer, some in tried(points).by("mixer").items()
         },
         lambda lr: rates[0] < lr < rates[-1],
         spec="g",
@@ -129,23 +141,20 @@ def claims(points: Points):
 
 def draw(points: Points) -> Figure:
     """Draw which place each mixer has at each rate, and where each has its best one."""
-    table, rate = by_rate(points), best(points)
-    rates = sorted(points.by("lr"))
+    table, rates = by_rate(tried(points)), sorted(points.by("lr"))
     columns = [
-        {
-            mixer: text.middle(own[lr]["loss"])
-            for mixer, own in table.items()
-            if lr in own
-        }
+        {mixer: text.middle(own[lr]["loss"]) for mixer, own in table.items()}
         for lr in rates
     ]
-    columns.append(
-        {mixer: text.middle(table[mixer][lr]["loss"]) for mixer, lr in rate.items()}
-    )
+    ends = {
+        mixer: text.middle(points(mixer=mixer, lr=lr)["loss"])
+        for mixer, lr in best(points).items()
+    }
+    columns.append(ends)
     places = [sorted(column, key=column.__getitem__) for column in columns]
     figure, (ax,) = plots.panels(0.27 * len(table) + 0.7)
     for mixer in table:
-        at = [(i, own.index(mixer)) for i, own in enumerate(places) if mixer in own]
+        at = [(i, own.index(mixer)) for i, own in enumerate(places)]
         color, alpha = LOOKS.get(mixer, INK), 1 if mixer in LOOKS else 0.4
         ax.plot(*zip(*at, strict=True), "o-", color=color, alpha=alpha, markersize=4)
     ax.set_xticks(range(len(columns)), [*(f"{lr:g}" for lr in rates), "best"])

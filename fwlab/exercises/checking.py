@@ -270,7 +270,7 @@ def _heard(exercise: Exercise, answer: Answer) -> Iterator[_Verdict]:
 
 
 def _ours(exercise: Exercise, answer: Answer) -> bool:
-    """Tell whether an answer is a function of the package."""
+    """Say whether an answer is a function of the package."""
     module = getattr(answer, "__module__", None) or ""
     return answer is exercise.reference or module.partition(".")[0] == "fwlab"
 
@@ -578,7 +578,7 @@ def _stop(thread: threading.Thread, answer: Answer) -> str:
 
 
 def _debugged() -> bool:
-    """Tell whether somebody may stand at a breakpoint."""
+    """Say whether a debugger may be at a breakpoint."""
     monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
     return sys.gettrace() is not None or bool(
         monitoring and monitoring.get_tool(monitoring.DEBUGGER_ID)

@@ -87,7 +87,7 @@ def exercises_of(handout: Path) -> list[str]:
 
 
 def asked(cells: list[str]) -> list[str]:
-    """List the exercises that cells check, in order, as far as their lines show it."""
+    """List the exercises that the lines of cells check, in order."""
     names: dict[str, None] = {}
     calls = r"^[^#\n]*\b(?:check|golf)\((.*)\)"
     for given in re.findall(calls, "\n".join(cells), re.MULTILINE):
@@ -321,7 +321,7 @@ def _bubblewrap() -> tuple[str, ...]:
 
 
 def _environment(home: str) -> dict[str, str]:
-    """Return what a notebook sees of the environment: nothing that is secret."""
+    """Return the environment variables that a notebook may see: none is secret."""
     passed = {name: os.environ[name] for name in PASSED if name in os.environ}
     places = dict.fromkeys(("HOME", "USERPROFILE", "TMPDIR", "TEMP"), home)
     return passed | places | {"PYTHONPATH": os.pathsep.join(_path())}
