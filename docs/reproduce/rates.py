@@ -41,10 +41,17 @@ FEW = ("sum", "delta", "gated-delta", ALONE, ROTARY, CONVOLVED)
 #: The rates of all mixers; the first full one is that of the README.
 RATES = {"quick": (1e-3, 4e-3, 1.6e-2), "full": (1e-3, 3e-3, 1e-2, 3e-2)}
 #: Mixers that are best at the highest of these have run at a higher one, too.
-HIGHER = {"aft-full": 1e-1, "aft-local": 1e-1}
+HIGHER = {"aft-full": 1e-1, "aft-local": 1e-1, "aft-conv": 1e-1}
 #: The rate that the first seed has chosen, at which two more have run.
 CHOSEN = {
-    "convolution alone": 1e-2,
+    **dict.fromkeys(
+        ("attention, rotary", "transformer-xl", "gated", "gated-delta"), 3e-3
+    ),
+    **dict.fromkeys(
+        (ALONE, CONVOLVED, *BEHIND, "softmax", "sum", "delta", "aft-simple"), 1e-2
+    ),
+    **dict.fromkeys(("aft-full", "aft-local", "aft-conv"), 3e-2),
+    **dict.fromkeys(("fwp", "feedback", "feedback-shared"), 3e-3),
 }
 #: Mixers of which the first should end below the second, each at its best rate.
 ORDERS = (
