@@ -26,7 +26,7 @@ def no_maximum(k: Tensor, v: Tensor, w: Tensor, epsilon: float = 0.0) -> Tensor:
 
 
 def plus_epsilon(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """The same with a small number below the bar."""
+    """The same with a small number in the denominator."""
     return no_maximum(k, v, w, epsilon=1e-6)
 
 
@@ -502,7 +502,7 @@ def stream_mean(k, v):
       step.
     ✗ Two bugs are left. Look at keys that grow, then at keys that are all -800.
         start:
-    ✗ The maximum starts right, but the sum below the bar stays in units of the old one.
+    ✗ The maximum starts right, but the denominator stays in units of the old one.
         below * old + new -> below + new
     ✗ This forgets: when a larger key comes, the old sums are dropped.
         torch.where(k > torch.cat([k[:1], k.cummax(0)[0][:-1]]), v, stream_mean(k, v))
