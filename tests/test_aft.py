@@ -112,7 +112,7 @@ OPS = {
 
 @both
 def test_traps_of_the_stabilising_tricks(implementation):
-    """Each breaks a form that people use: see notebook 11."""
+    """Each breaks a form that people use: see notebook 14."""
     how = {"implementation": implementation}
     one = torch.ones(1, 2, 1)
     v = torch.tensor([1.0, 3.0]).view(1, 2, 1)

@@ -1,4 +1,4 @@
-"""Trains the models of notebook 14, and records what they answer.
+"""Trains the models of notebook 17, and records what they answer.
 
 One seed trains, all on the same growing programs, a transformer, a feedback model of
 equal size, and another one that starts from the weights of that transformer; then, on

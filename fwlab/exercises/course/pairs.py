@@ -213,7 +213,7 @@ MEMORIES: dict[int, dict[str, Memory]] = {
         "linear attention, trained keys": attention(trained),
         "delta rule, trained keys": delta(trained),
     },
-    17: {
+    12: {
         "least squares, decay 1": least_squares(1),
         "least squares, decay 0.8": least_squares(0.8),
     },

@@ -502,7 +502,7 @@ def stream_mean(k, v):
       step.
     ✗ Two bugs are left. Look at keys that grow, then at keys that are all -800.
         start:
-    ✗ The maximum starts right, but the sum below the bar stays in units of the old one.
+    ✗ The maximum starts right, but the denominator stays in units of the old one.
         below * old + new -> below + new
     ✗ This forgets: when a larger key comes, the old sums are dropped.
         torch.where(k > torch.cat([k[:1], k.cummax(0)[0][:-1]]), v, stream_mean(k, v))
