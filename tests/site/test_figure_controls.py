@@ -462,6 +462,24 @@ def test_the_address_holds_the_rule(fresh, look):
     assert figure.css("textarea").input_value().endswith("0.5 * W  # ü & +")
     assert figure.slider("Pairs").input_value() == "7"
     assert figure.slider("Token").input_value() == "14"
+    # A link that is put into the same tab.
+    figure.tab.evaluate("location.hash = 'rule=def+step%28W%29%3A%0A++return+W&pairs=4'")
+    figure.until_it_says("Yours: 0")
+    assert figure.css("textarea").input_value() == "def step(W):\n  return W"
+    assert figure.slider("Pairs").input_value() == "4"
+
+
+def test_what_edit_replaces_comes_back(fresh):
+    figure = fresh("write", motion="reduce")
+    text, undo = figure.css("textarea"), figure.role("button", name="Undo Edit")
+    assert undo.is_disabled()
+    text.fill(f"{HEAD}return 0.5 * W")
+    figure.role("button", name="Edit the text of: RWKV-7").click()
+    undo.click()
+    assert text.input_value() == f"{HEAD}return 0.5 * W"
+    figure.until_it_says("Yours: 0")
+    undo.click()
+    assert "maximum(alphas, 0.545)" in text.input_value()
 
 
 def test_pictures_follow_the_token_and_the_rule(fresh):

@@ -25,7 +25,7 @@ SILENT = {
     "shakespeare": ("only what",),
     # What comes after the first, a text that is no rule, cannot be judged.
     "write": (
-        *("Pairs", "Width", "Strength", "Length", "β", "Token", "Edit"),
+        *("Pairs", "Width", "Strength", "Length", "β", "Token", "Edit", "Undo"),
         *("Replace", "Forget", "Track", "what each", "W"),
     ),
 }
