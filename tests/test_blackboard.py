@@ -246,16 +246,12 @@ def test_a_hundred_random_rules(many):
     {
         "a turned sign": ("((a, b) => a - b,", "((a, b) => b - a,"),
         "* binds like +": (
-            "chain(SUMS, chain(PRODUCTS, signed))",
-            "chain({ ...SUMS, ...PRODUCTS }, signed)",
+            '"*": [2,',
+            '"*": [1,',
         ),
-        "-x ** 2 is (-x) ** 2": (
-            "const x = signed();",
-            "const [a, e] = [atom(), take('**') ? atom() : () => number(1)];\n"
-            "    const x = (scope) => map((y) => -y)(power(map((y) => -y)(a(scope)), e(scope)));",
-        ),
-        "a vector does not go with every row": ("if (++y === right) y = 0;", "++y;"),
-        "> is <": ('pairs((a, b) => +(a > b), ">")', 'pairs((a, b) => +(a < b), ">")'),
+        "-x ** 2 is (-x) ** 2": ("joined(SIGN) : operand()", "operand() : operand()"),
+        "a vector does not go with every row": ("b[i % b.length]", "b[i]"),
+        "> is <": ('each((a, b) => +(a > b), ">")', 'each((a, b) => +(a < b), ">")'),
         "a column in place of a row": (
             "and[j * columns + c]",
             "and[c * inner + j]",
@@ -297,7 +293,7 @@ def test_planted_faults_are_seen(many, tmp_path, right, fault):
         "def step(W):\n    if W > 0:": "line 2: write name = ... or return ...",
         "def step(W):\n    return W > 0": "line 2: > is for where(k > 0, k, 0) alone",
         "def step(W):\n    return where(W, W, 0)": "line 2: where begins with a comparison",
-        "def step(W):\n    return (W": "line 2: expected ) at the end",
+        "def step(W):\n    return (W": "line 2: expected ) before the end",
         "def step(W):\n    return W W": "line 2: did not expect W",
         "def step(W):\n    return W.T": "line 2: there are no methods here, such as W.T",
         "def step(k):\n    return k[0]": "line 2: there are no parts here, such as k[0]",

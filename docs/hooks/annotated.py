@@ -9,6 +9,7 @@ its code.
 
 import ast
 import inspect
+import json
 import posixpath
 import re
 from bisect import bisect
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import groupby
 from pathlib import Path, PurePosixPath
+from urllib.parse import urlencode
 
 import equations
 from literate import TAG, Row, Source, code, linked, named, note
@@ -32,6 +34,11 @@ LETTER = re.compile('(<span class="mord mathnormal)("[^>]*>([kKvVWβ])<)')
 TINTS = {"k": "key", "v": "value", "w": "W", "β": "beta"}
 #: By parts of addresses, a letter that is something else: projections, an offset.
 OTHER = {"/layers/": "w", "aft": "β"}
+#: By the address of a page, the step of its rule as the rule editor's address holds it.
+STEPS = {
+    f"annotated/{rule['page']}.md": urlencode({"rule": rule["text"]})
+    for rule in json.loads((ROOT / "docs/figures/rules.json").read_text("utf-8"))
+}
 
 
 class Page:
@@ -91,11 +98,13 @@ class Page:
 
         comment = partial(linked, address=address)
         lines = file.lines(prefix(version), comment, self._defined(version))
+        tried = {"loop": STEPS.get(self.uri)} if version == "naive" else {}
         for function in file.functions:
             yield [
                 {
                     "name": row.name,
                     "anchor": anchor(version, row.name),
+                    "step": tried.get(row.name),
                     "note": note(row.note, address, equation),
                     "code": code(lines, row.lines),
                 }

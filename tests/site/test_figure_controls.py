@@ -278,41 +278,99 @@ def fill(figure, typed: dict[str, str]):
 
 
 def pick(figure, name: str):
-    figure.role("combobox", name="Puzzle").select_option(name)
+    title = tomllib.loads((FIGURES / "puzzles.toml").read_text("utf-8"))[name]["title"]
+    figure.role("button", name=title).click()
 
 
 def test_a_puzzle_is_solved_by_hand(puzzles):
     """Blank, wrong, right; and it is kept."""
     pick(puzzles, "swap")
     assert puzzles.words() == "Still blank: a=, b=, swap, a?, b?."
-    fill(puzzles, {"a=: key": "1 0", "a=: value": "x", "b=: key": "0 1"})
-    fill(puzzles, {"b=: value": "x", "a?: query": "1 0", "b?: query": "0, 1"})
-    fill(puzzles, {"swap: key": "1 −1", "swap: β": "1/2"})
+    fill(puzzles, {"a=: key": "1 0", "a=: value": "x"})
+    # The matrix and what is read, before all rows are there.
+    tape = ".fw-tape > div:first-child i"
+    assert puzzles.texts(tape) == ["3", "0", "1", "0"]
+    fill(puzzles, {"b=: key": "0 1", "b=: value": "x", "a?: query": "1 0"})
+    assert puzzles.texts(".fw-tape em") == ["3,1", "→ 3,1"]
+    fill(puzzles, {"b?: query": "0, 1", "swap: key": "1 −1", "swap: β": "1/2"})
     assert puzzles.texts(".fw-tape em") == ["✗ 3.5,1.5,\nexpected 4,2"]
     fill(puzzles, {"swap: β": ""})
     assert puzzles.words().startswith("✓ Right in all 8 sequences: 1 step × 2 columns")
     assert puzzles.state()["solved"] == ["keep", "swap"]
+    assert puzzles.role("button", name="10 ★ Swap two").count() == 1
     puzzles.tab.reload()
     pick(puzzles, "swap")
     assert puzzles.words().startswith("✓ Right")
     puzzles.press("Clear")
-    # Two steps for a token, and hints.
-    pick(puzzles, "stack")
-    puzzles.role("button", name="pop: one more step", exact=True).press("Enter")
-    focused = puzzles.tab.evaluate("document.activeElement.ariaLabel")
-    assert focused == "pop, step 1: key"
+    assert puzzles.words().startswith("Still blank")
+    # Below what is typed there is a row for a further step; the query moves down.
+    pick(puzzles, "difference")
+    fill(puzzles, {"x=: query": "1 −1", "x=: key": "1 −1"})
+    fill(puzzles, {"x=, step 2: key": "1 0", "x=, step 2: value": "x"})
+    assert puzzles.words().startswith("✓ Right in all")
+    assert puzzles.role("textbox", name="x=, step 3: query").input_value() == "1 −1"
     puzzles.role("button", name="Hint").click()
-    hints = tomllib.loads((FIGURES / "puzzles.toml").read_text("utf-8"))["stack"][
-        "hints"
-    ]
-    assert puzzles.texts(".fw-note")[1].endswith(hints[0])
+    assert puzzles.texts(".fw-note")[1] == "The memory has to hold the number before."
+
+
+def test_a_right_answer_is_played(fresh):
+    """Step by step; where less motion is asked for, it is there at once."""
+    for motion in ("no-preference", "reduce"):
+        puzzles = fresh("puzzles", motion=motion)
+        pick(puzzles, "flip")
+        fill(puzzles, {"a=: key": "1", "a=: value": "x", "a?: query": "1"})
+        fill(puzzles, {"flip: key": "1"})
+        assert puzzles.ask("document.getAnimations().length") == 0
+        fill(puzzles, {"flip: β": "2"})
+        steps = len(puzzles.texts(".fw-tape > div")) if motion != "reduce" else 0
+        assert puzzles.ask("document.getAnimations().length") == steps
+
+
+#: Rows of "Keep the last of each", but for one that is changed; and what is said.
+ROWS = {"a=": ("1 0", "x"), "b=": ("0 1", "x"), "a?": "1 0", "b?": "0 1"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        (
+            {"b=": ("0.5 0", "x")},
+            "a= and b= share a key: what one writes takes the place",
+        ),
+        (
+            {"b=": ("3/5 4/5", "x")},
+            "its key and the query of a? overlap, with a product",
+        ),
+        (
+            {"a?": "0 1"},
+            "What a=3,1 writes is not read: its key and the query of a? are",
+        ),
+        (
+            {"a=": ("1 0", "2*x")},
+            "a=3,1 takes it from 0,0 to 6,2, not to 3,1; of what its",
+        ),
+        ({"b=": ("1 0", "0"), "b?": "1 0"}, "a= and b= share a key"),
+        (
+            {"a=": ("1 0", "")},
+            "a=3,1 changes nothing: its key holds that value already",
+        ),
+    ],
+)
+def test_a_wrong_answer_says_which_idea_fails(fresh, changed, says):
+    rows = {
+        kind: [{"query": x} if isinstance(x, str) else {"key": x[0], "value": x[1]}]
+        for kind, x in (ROWS | changed).items()
+    }
+    judge = "root.figure.judge('names', given)"
+    puzzles = fresh("puzzles")
+    assert says in puzzles.ask(judge, rows)["says"]
 
 
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
         ({"a=: key": "one"}, "✗ a=, key: expected numbers such as 1, 0.5, 1/2 or √3,"),
-        ({"a=: key": "1 0"}, "the query of a? has 1."),
+        ({"a=: key": "1 0"}, "need the same length; there are 2 and 1."),
         ({"a=: key": "1 0", "a?: query": "1 0"}, "✗ At most 1 column, got 2."),
         ({"a=: β": "2"}, "✗ a=: expected β · |key|² from 0 to 1, got 2."),
         ({"a=: key": "0.001"}, "in size; got 0.001."),
@@ -404,6 +462,24 @@ def test_the_address_holds_the_rule(fresh, look):
     assert figure.css("textarea").input_value().endswith("0.5 * W  # ü & +")
     assert figure.slider("Pairs").input_value() == "7"
     assert figure.slider("Token").input_value() == "14"
+    # A link that is put into the same tab.
+    figure.tab.evaluate("location.hash = 'rule=def+step%28W%29%3A%0A++return+W&pairs=4'")
+    figure.until_it_says("Yours: 0")
+    assert figure.css("textarea").input_value() == "def step(W):\n  return W"
+    assert figure.slider("Pairs").input_value() == "4"
+
+
+def test_what_edit_replaces_comes_back(fresh):
+    figure = fresh("write", motion="reduce")
+    text, undo = figure.css("textarea"), figure.role("button", name="Undo Edit")
+    assert undo.is_disabled()
+    text.fill(f"{HEAD}return 0.5 * W")
+    figure.role("button", name="Edit the text of: RWKV-7").click()
+    undo.click()
+    assert text.input_value() == f"{HEAD}return 0.5 * W"
+    figure.until_it_says("Yours: 0")
+    undo.click()
+    assert "maximum(alphas, 0.545)" in text.input_value()
 
 
 def test_pictures_follow_the_token_and_the_rule(fresh):

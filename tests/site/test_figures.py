@@ -21,11 +21,11 @@ SILENT = {
     "forgets": ("Decay of gated delta",),
     "live": ("Tell both", "Or type"),
     "memory": ("Key", "New key"),
-    "puzzles": ("a", "b", "copy", "Hint"),
+    "puzzles": ("0 Keep", "a", "b", "copy", "Hint"),
     "shakespeare": ("only what",),
     # What comes after the first, a text that is no rule, cannot be judged.
     "write": (
-        *("Pairs", "Width", "Strength", "Length", "β", "Token", "Edit"),
+        *("Pairs", "Width", "Strength", "Length", "β", "Token", "Edit", "Undo"),
         *("Replace", "Forget", "Track", "what each", "W"),
     ),
 }
