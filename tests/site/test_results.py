@@ -27,7 +27,7 @@ DRAWN = {
 }
 #: Those that are drawn, not kept.
 NAMES = sorted(
-    hook.PLOTS.keys() - {"batches", "generation", "lengths", "look", "steps"}
+    hook.PLOTS.keys() - {"batches", "cache", "generation", "lengths", "look", "steps"}
 )
 
 
