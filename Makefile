@@ -42,7 +42,7 @@ test test-all: $(READY)
 	exit $$failed
 
 test-all: SLOW := --all
-test-all: export PYTEST_ADDOPTS := $(PYTEST_ADDOPTS) -m "not speed" --hypothesis-profile=others
+test-all: export PYTEST_ADDOPTS := $(PYTEST_ADDOPTS) -m "" --hypothesis-profile=others
 
 test-site: $(READY)
 	$(BIN)/python docs/tools/npm.py
@@ -75,7 +75,6 @@ screenshots: site
 bench: $(READY)
 	$(BIN)/fwlab bench
 	$(BIN)/python docs/tools/peers.py
-	$(PYTEST) -m speed tests/site
 
 # make reproduce NAME=capacity [ARGS=--quick]
 reproduce: $(READY)

@@ -7,7 +7,6 @@ takes the head and foot of a notebook's page from here.
 """
 
 import json
-import logging
 import math
 import re
 import tomllib
@@ -25,9 +24,6 @@ from fwlab.exercises import DERIVATIONS, EXERCISES, QUESTIONS, score
 from fwlab.exercises.course.pairs import MEMORIES
 from fwlab.exercises.notation import printed
 
-log = logging.getLogger("mkdocs.hooks.course")
-
-FILE = "docs/course.toml"
 PROGRESS = "scripts/progress.js"
 MAP = "<!-- course: map -->"
 #: What is made of the table of notebooks alone, and by which template.
@@ -45,19 +41,6 @@ COMPANIONS = {
     "annotated": ("Annotated source", "annotated/{}.md"),
     "kernels": ("GPU kernels", "kernels/{}.md"),
 }
-
-
-def on_files(files, config):
-    entries = {entry["file"]: entry for entry in _table()["notebook"]}
-    notebooks = [path.stem for path in sorted(ROOT.glob("notebooks/*.ipynb"))]
-    for stem in notebooks:
-        if stem not in entries:
-            log.warning("notebooks/%s.ipynb has no entry in %s", stem, FILE)
-    named = {stem: [stem, *entry["after"]] for stem, entry in entries.items()}
-    for names in (*named.values(), *(way["files"] for way in _table().get("way", []))):
-        for missing in (name for name in names if name not in notebooks):
-            log.warning("%s names notebooks/%s.ipynb: no such file", FILE, missing)
-    return files
 
 
 def on_page_markdown(markdown, page, config, files):
@@ -79,28 +62,20 @@ def on_page_content(html, page, config, files):
     return html.replace(MAP, _map(page, files))
 
 
-def entry_of(page, files) -> dict | None:
+def entry_of(page, files) -> dict:
     """What the course says of a notebook's page, with links from there."""
-    entry = _course().get(_stem(page.file.src_uri))
-    if entry is None:
-        return None
+    entry = _course()[_stem(page.file.src_uri)]
     return _linked(entry, files, lambda uri: _url(uri, page, files))
 
 
 def _table() -> dict:
-    with open(ROOT / FILE, "rb") as file:
-        return tomllib.load(file)
+    return tomllib.loads((ROOT / "docs" / "course.toml").read_text("utf-8"))
 
 
 def _course() -> dict[str, dict]:
-    """The entries whose notebook is there: of others, `on_files` warns."""
-    found = {
-        entry["file"]: entry
-        for entry in _table()["notebook"]
-        if (ROOT / _uri(entry["file"])).exists()
-    }
+    """The entry of each notebook."""
+    found = {entry["file"]: entry for entry in _table()["notebook"]}
     for stem, entry in found.items():
-        entry["after"] = [before for before in entry["after"] if before in found]
         entry["number"] = int(stem.partition("_")[0])
         entry["mark"] = f"{entry['number']}. "
         entry["uri"] = _uri(stem)
@@ -119,17 +94,13 @@ def _url(uri: str, page, files) -> str:
     return files.get_file_from_path(uri).url_relative_to(page.file)
 
 
-def _title(uri: str, files) -> str | None:
-    """The first heading of a page; None, and a warning, if there is none."""
-    course = _course()
-    if _stem(uri) in course and uri.endswith(".ipynb"):
-        return course[_stem(uri)]["title"]
-    file = files.get_file_from_path(uri)
-    if file is None:
-        log.warning("%s names %r: no such page", FILE, uri)
-        return None
-    heading = re.search(r"^# (.+)$", file.content_string, re.MULTILINE)
-    plain = re.sub(r"<[^>]*>|`|\{.*?\}", "", heading[1]) if heading else uri
+def _title(uri: str, files) -> str:
+    """The first heading of a page."""
+    if uri.endswith(".ipynb"):
+        return _course()[_stem(uri)]["title"]
+    text = files.get_file_from_path(uri).content_string
+    heading = re.search(r"^# (.+)$", text, re.MULTILINE)
+    plain = re.sub(r"<[^>]*>|`|\{.*?\}", "", heading[1])
     return plain.removesuffix(": naive and efficient").strip()
 
 
@@ -137,12 +108,7 @@ def _linked(entry: dict, files, address: Callable[[str], str]) -> dict:
     """An entry, with titles and addresses of the pages that it names."""
 
     def links(*uris: str) -> list[dict[str, str]]:
-        titles = {uri: _title(uri, files) for uri in uris}
-        return [
-            {"title": title, "url": address(uri)}
-            for uri, title in titles.items()
-            if title
-        ]
+        return [{"title": _title(uri, files), "url": address(uri)} for uri in uris]
 
     following = entry["next"]
     companions = {
@@ -163,7 +129,7 @@ def _ways() -> list[dict]:
     ways = []
     for way in _table()["way"]:
         stems = way["files"] or course
-        entries = [course[stem] for stem in stems if stem in course]
+        entries = [course[stem] for stem in stems]
         hours = sum(entry["read"] for entry in entries) / 60
         ways.append(way | {"entries": entries, "hours": round(2 * hours) / 2})
     return ways
@@ -280,15 +246,15 @@ def _line(start: tuple, end: tuple, boxes: set) -> list[tuple[float, float]]:
 
 def _exercises() -> str:
     """A row for each exercise, in the order of the notebooks."""
-    places, course = _places(), _course()
-    found = []
-    for name, exercise in EXERCISES.items():
-        if name not in places:
-            log.warning("no notebook has a cell that checks the exercise %s", name)
-        elif places[name] in course:  # else on_files has warned
-            title = re.match(r"\*\*(.+?)\.?\*\*", exercise.task)[1]
-            entry = course[places[name]]
-            found.append({"exercise": exercise, "entry": entry, "title": title})
+    course = _course()
+    found = [
+        {
+            "exercise": exercise,
+            "entry": course[exercise.notebook],
+            "title": re.match(r"\*\*(.+?)\.?\*\*", exercise.task)[1],
+        }
+        for exercise in EXERCISES.values()
+    ]
     return render("course/exercises.md.jinja", exercises=found)
 
 
@@ -303,13 +269,3 @@ def answer(name: str) -> str:
         code = "\n".join(f"{a} = {blank.truth}" for a, blank in asked.blanks.items())
     shown = highlight(code, PythonLexer(), HtmlFormatter(wrapcode=True))
     return render("course/answer.html", hints=asked.hints, code=Markup(shown), why=why)
-
-
-def _places() -> dict[str, str]:
-    """The notebook that asks for each exercise."""
-    places: dict[str, str] = {}
-    for path in sorted(ROOT.glob("notebooks/*.ipynb")):
-        for cell in json.loads(path.read_text("utf-8"))["cells"]:
-            for name in EXERCISES.keys() & CHECK.findall("".join(cell["source"])):
-                places.setdefault(name, path.stem)
-    return places

@@ -49,8 +49,6 @@ def on_page_markdown(markdown, page, config, files):
 
 def on_page_content(html, page, config, files):
     """Plots are added here: converting Markdown would change a drawing."""
-    if page.file.src_uri not in (*PAGES, "published.md"):
-        return html
     return PLOT.sub(lambda mark: PLOTS[mark[1]](), html)
 
 
@@ -306,6 +304,7 @@ PLOTS = {
     "decoding": _steady,
     "generation": lambda: _kept("generation"),
     "look": lambda: _kept("look"),
+    "cache": lambda: _kept("cache"),
 }
 
 

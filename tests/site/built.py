@@ -27,9 +27,6 @@ SETTINGS = yaml_load((ROOT / "mkdocs.yml").read_text("utf-8"))
 )
 #: Milliseconds to wait for what a page does at once on a quiet machine.
 PATIENCE = 120_000
-#: Processor time that building the site took, in seconds, if it was built
-#: here: what the clock shows on a machine that does nothing else.
-BUILD: list[float] = []
 #: The expressions of `asks.js` by name, without the comments between them.
 _, *NAMED = re.split(
     r"^const (\w+) = ",

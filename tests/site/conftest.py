@@ -8,7 +8,6 @@ while a page is being made.
 
 import os
 import re
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 from _pytest.runner import runtestprotocol
 from browser import OPTIONS, chromium, served
-from built import BUILD, MOVED, ROOT, Page
+from built import MOVED, ROOT, Page
 from figure import fresh, look, tabs, watched  # noqa: F401
 
 
@@ -34,7 +33,6 @@ def site(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     # Not with --quiet, which hides warnings from --strict.
     build = ["mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    begin = _children()
     done = subprocess.run(
         [sys.executable, "-m", *build],
         cwd=ROOT,
@@ -42,16 +40,10 @@ def site(tmp_path_factory) -> Path:
         capture_output=True,
         encoding="utf-8",
     )
-    BUILD.append(_children() - begin)
     said = [line for line in done.stderr.splitlines() if "INFO" not in line]
     if done.returncode:
         pytest.fail("\n".join(["mkdocs build --strict:", *said]), pytrace=False)
     return folder
-
-
-def _children() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 @pytest.fixture(scope="session")

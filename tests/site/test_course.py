@@ -96,22 +96,6 @@ def test_time_is_by_a_readers_pace(name, monkeypatch):
     assert told in ([], [str(COURSE[name]["read"])])
 
 
-def test_missing_entry_and_missing_notebook_are_warned_of(monkeypatch, caplog):
-    """mkdocs build --strict fails at a warning."""
-    monkeypatch.syspath_prepend(ROOT / "docs" / "hooks")
-    hook = importlib.import_module("course")
-    hook.on_files([], None)
-    assert caplog.messages == []
-    entries = [entry for entry in TABLE["notebook"] if entry["file"] != NOTEBOOKS[1]]
-    entries.append({**entries[0], "file": "99_none"})
-    monkeypatch.setattr(hook, "_table", lambda: {"notebook": entries})
-    hook.on_files([], None)
-    assert caplog.messages == [
-        f"notebooks/{NOTEBOOKS[1]}.ipynb has no entry in docs/course.toml",
-        "docs/course.toml names notebooks/99_none.ipynb: no such file",
-    ]
-
-
 def test_every_exercise_question_and_derivation_has_a_notebook():
     assert sum(entry["exercises"] for entry in COURSE.values()) == len(EXERCISES)
     for each in (*EXERCISES.values(), *QUESTIONS.values(), *DERIVATIONS.values()):

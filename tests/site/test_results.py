@@ -8,14 +8,12 @@ from collections import defaultdict
 from html import unescape
 from statistics import mean, median
 
-import numpy as np
 import pytest
 from built import ROOT
 
 sys.path.insert(0, str(ROOT / "docs" / "hooks"))
 import kernels
 import plots
-import results as hook
 
 RESULTS = ROOT / "docs" / "results"
 PAGE, SPEED, TABLES = "results.html", "results/speed.html", "results/tables.html"
@@ -25,10 +23,6 @@ DRAWN = {
     SPEED: "gpu operations peers steps lengths batches decoding generation",
     TABLES: "",
 }
-#: Those that are drawn, not kept.
-NAMES = sorted(
-    hook.PLOTS.keys() - {"batches", "generation", "lengths", "look", "steps"}
-)
 
 
 def read(name: str) -> dict:
@@ -212,41 +206,17 @@ def test_ratios_agree_with_the_results(labels):
         assert float(memory) == pytest.approx(peaks[0] / peaks[1], abs=0.051)
 
 
-def shapes(figure, *_) -> list[str]:
-    """What a plot draws, before it is put on paper, which costs the most."""
-    figure.canvas.draw_idle()
-    data = [line.get_xydata() for ax in figure.axes for line in ax.lines]
-    data += [patch.get_path().vertices for ax in figure.axes for patch in ax.patches]
-    data += [patch.get_extents().bounds for ax in figure.axes for patch in ax.patches]
-    data += [c.get_offsets() for ax in figure.axes for c in ax.collections]
-    return [np.asarray(points).tolist() for points in data]
-
-
-def moved(data):
-    """The same results with all measured numbers a little larger."""
-    if isinstance(data, dict):
-        return {name: moved(x) for name, x in data.items()}
-    if isinstance(data, list):
-        return type(data)(map(moved, data))
-    return data**1.02 if isinstance(data, float) else data
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_other_numbers_are_another_drawing(monkeypatch, name):
-    monkeypatch.setattr(plots, "drawn", shapes)
-    drawn = hook.PLOTS[name]()
-    assert drawn and hook.PLOTS[name]() == drawn
-    for reader in ("read_json", "results"):
-        read = getattr(hook, reader)
-        monkeypatch.setattr(hook, reader, lambda *a, r=read, **k: moved(r(*a, **k)))
-    assert hook.PLOTS[name]() != drawn
-
-
-@pytest.mark.slow
-def test_same_numbers_same_bytes():
-    for name in NAMES:
-        drawn = [hook.PLOTS[name]() for _ in range(2)]
-        assert drawn[0] == drawn[1], name
+def test_a_chart_draws_its_numbers(monkeypatch):
+    """A mark at each, or a bar to it, in the row of its name."""
+    monkeypatch.setattr(plots, "drawn", lambda figure, *_: figure)
+    series = {"a": {"x": [3.0, 1.0], "y": [2.0]}, "b": {"y": [5.0]}}
+    (ax,) = plots.chart("name", "", series, "").axes
+    marks = {(x, y) for line in ax.lines for x, y in line.get_xydata()}
+    marks |= {(x, y) for c in ax.collections for x, y in c.get_offsets()}
+    assert {(3, 0), (1, 0), (2, 1), (5, 1)} <= {(x, round(y)) for x, y in marks}
+    (ax,) = plots.chart("name", "", series, "", bars=True).axes
+    bars = [(bar.get_width(), round(bar.get_y())) for bar in ax.patches]
+    assert sorted(bars) == [(2, 0), (2, 1), (5, 1)]
 
 
 def test_without_scripts_a_wide_table_scrolls(look):
