@@ -20,19 +20,25 @@ export const figure = (name, { state, compute, view, controls, below, say, begin
       Object.assign(state, changes);
       found = compute(state);
       const [picture, side, rest] = [view, controls, below].map((part) => part?.(state, found, set) ?? nothing);
-      const lost = document.activeElement;
-      render(
+      draw(
         html`<div class="fw-picture fw-tables">${picture}</div><div class="fw-side">${side}</div>${rest}`,
         figure.root,
       );
-      // The keyboard is not left on a button that is off.
-      if (lost instanceof HTMLButtonElement && lost.disabled)
-        /** @type {any} */ (lost.parentElement.querySelector("button:enabled"))?.focus();
       figure.say(say(state, found));
     };
     set({});
     return { state: () => ({ ...state, ...found }), ...more, ...begin?.(set, figure.root) };
   });
+
+// The keyboard is not left on a button that is off: another one of its row is next, or
+// the last one.
+export const draw = (template, root) => {
+  const lost = document.activeElement;
+  render(template, root);
+  if (!(lost instanceof HTMLButtonElement && lost.disabled)) return;
+  const [row, all] = [lost.parentElement, root].map((e) => [...e.querySelectorAll("button:enabled")]);
+  (row[0] ?? all.at(-1))?.focus();
+};
 
 // Small letters of a drawing, in the middle of their line; and lines.
 export const note = (x, y, words, anchor = "start") =>
