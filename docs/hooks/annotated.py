@@ -89,13 +89,8 @@ class Page:
 
     def _functions(self, version: str, file: Source) -> Iterator[list[dict]]:
         """The functions of a file as rows of notes, in Markdown, and code, in HTML."""
-
-        def address(tag: str) -> str | None:
-            return self._address(version, tag)
-
-        def equation(tag: str, formula: str) -> str:
-            return self._equation(version, tag, formula)
-
+        address = partial(self._address, version)
+        equation = partial(self._equation, version)
         comment = partial(linked, address=address)
         lines = file.lines(prefix(version), comment, self._defined(version))
         tried = {"loop": STEPS.get(self.uri)} if version == "naive" else {}

@@ -202,17 +202,15 @@ def note(
     - `address`: where an equation is to be found.
     - `equation`: what to make of a displayed equation and its tag.
     """
-    out = []
-    text = re.sub(r"^#", "####", text, flags=re.MULTILINE)
-    for index, part in enumerate(DISPLAY.split(text)):
-        if index % 2 == 0:
-            out.append(linked(part, address))
-            continue
-        formula = textwrap.dedent(part)
-        if tag := TAG.search(formula):
-            formula = equation(tag[1], formula)
-        out.append(f"\n\n{formula}\n\n")
-    return "".join(out)
+
+    def displayed(part: str) -> str:
+        formula, tag = textwrap.dedent(part), TAG.search(part)
+        return f"\n\n{equation(tag[1], formula) if tag else formula}\n\n"
+
+    parts = DISPLAY.split(re.sub(r"^#", "####", text, flags=re.MULTILINE))
+    parts[::2] = [linked(part, address) for part in parts[::2]]
+    parts[1::2] = map(displayed, parts[1::2])
+    return "".join(parts)
 
 
 def code(lines: list[str], numbers: list[int]) -> list[str]:

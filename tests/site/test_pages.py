@@ -86,7 +86,7 @@ def walk(look, pages, dark: list[str]) -> Counter:
         tab.set_viewport_size({"width": 1440, "height": 900})
         tab.emulate_media(color_scheme="dark")
         found += examined(tab, "slate", 1440, dark)
-        for script in (asks.LONG, asks.WIDE, asks.EDGES):
+        for script in (asks.LONG, asks.EDGES):
             found += tab.evaluate(script)
         for button in tab.locator("article figure button:visible").all():
             if button.is_visible() and button.is_enabled():
