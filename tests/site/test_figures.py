@@ -18,7 +18,7 @@ each_figure = pytest.mark.parametrize("name", NAMES, scope="module")
 SILENT = {
     "capacity": ("New draw",),
     "chunks": ("Inside",),
-    "forgets": ("Decay of gated delta",),
+    "forgets": ("Decay of gated delta", "Keys change"),  # it begins with these
     "live": ("Tell both", "Or type"),
     "memory": ("Key", "New key"),
     "puzzles": ("0 Keep", "a", "b", "copy", "Hint"),
