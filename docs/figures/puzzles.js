@@ -344,5 +344,5 @@ figure("puzzles", {
       <p class="fw-note" role="status">${puzzle.hints.slice(0, hints).join(" ")}</p>`;
   },
   say: (_, { says }) => says,
-  judge,
+  judge: (name, answer) => judge(name, typed(answer)),
 });

@@ -14,6 +14,7 @@ solution("delta_step") # one way to write it, ready to paste
 """
 
 from fwlab.exercises.answers import Wrong, ask, compare, compare_gradients
+from fwlab.exercises.blackboard import from_editor
 from fwlab.exercises.checking import (
     assert_correct,
     check,
@@ -58,6 +59,7 @@ __all__ = [
     "eight_pairs",
     "exactly",
     "exercise",
+    "from_editor",
     "golf",
     "hint",
     "mine",

@@ -3,6 +3,7 @@
 import json
 import re
 import tomllib
+from copy import deepcopy
 from itertools import pairwise
 from urllib.parse import parse_qs, urlencode
 
@@ -327,62 +328,36 @@ def test_a_right_answer_is_played(fresh):
         assert puzzles.ask("document.getAnimations().length") == steps
 
 
-#: Rows of "Keep the last of each", but for one that is changed; and what is said.
-ROWS = {"a=": ("1 0", "x"), "b=": ("0 1", "x"), "a?": "1 0", "b?": "0 1"}
+#: Changes of a right answer: of which puzzle, which cells, and what is said of it.
+WRONG = """
+keep; a=, key: one => ✗ a=, key: expected numbers such as 1, 0.5, 1/2 or √3,
+keep; a=, key: 1 0 => need the same length; there are 2 and 1.
+keep; a=, key: 1 0; a?, query: 1 0 => ✗ At most 1 column, got 2.
+keep; a=, beta: 2 => ✗ a=: expected β · |key|² from 0 to 1, got 2.
+keep; a=, key: 0.001 => in size; got 0.001.
+keep; a=, beta: 1 1 => ✗ a=: expected one number as β.
+keep; a=, value: 1 1 => ✗ a=: expected 1 numbers as the value.
+keep; a=, value: 7 => the last reading is 7, expected 3.
+flip; flip, value: x => ✗ flip: no number comes with this token
+names; b=, key: 0.5 0 => a= and b= share a key: what one writes takes the place
+names; b=, key: 3/5 4/5 => its key and the query of a? overlap, with a product of 0.6.
+names; a?, query: 0 1 => What a=3,1 writes is not read: its key and the query of a? are
+names; a=, value: 2*x => a=3,1 takes it from 0,0 to 6,2, not to 3,1; of what its key held
+names; a=, value: 0 => a=3,1 changes nothing: its key holds that value already
+"""
 
 
-@pytest.mark.parametrize(
-    ("changed", "says"),
-    [
-        (
-            {"b=": ("0.5 0", "x")},
-            "a= and b= share a key: what one writes takes the place",
-        ),
-        (
-            {"b=": ("3/5 4/5", "x")},
-            "its key and the query of a? overlap, with a product",
-        ),
-        (
-            {"a?": "0 1"},
-            "What a=3,1 writes is not read: its key and the query of a? are",
-        ),
-        (
-            {"a=": ("1 0", "2*x")},
-            "a=3,1 takes it from 0,0 to 6,2, not to 3,1; of what its",
-        ),
-        ({"b=": ("1 0", "0"), "b?": "1 0"}, "a= and b= share a key"),
-        (
-            {"a=": ("1 0", "")},
-            "a=3,1 changes nothing: its key holds that value already",
-        ),
-    ],
-)
-def test_a_wrong_answer_says_which_idea_fails(fresh, changed, says):
-    rows = {
-        kind: [{"query": x} if isinstance(x, str) else {"key": x[0], "value": x[1]}]
-        for kind, x in (ROWS | changed).items()
-    }
-    judge = "root.figure.judge('names', given)"
-    puzzles = fresh("puzzles")
-    assert says in puzzles.ask(judge, rows)["says"]
-
-
-@pytest.mark.parametrize(
-    ("changed", "says"),
-    [
-        ({"a=: key": "one"}, "✗ a=, key: expected numbers such as 1, 0.5, 1/2 or √3,"),
-        ({"a=: key": "1 0"}, "need the same length; there are 2 and 1."),
-        ({"a=: key": "1 0", "a?: query": "1 0"}, "✗ At most 1 column, got 2."),
-        ({"a=: β": "2"}, "✗ a=: expected β · |key|² from 0 to 1, got 2."),
-        ({"a=: key": "0.001"}, "in size; got 0.001."),
-        ({"a=: β": "1 1"}, "✗ a=: expected one number as β."),
-        ({"a=: value": "1 1"}, "✗ a=: expected 1 numbers as the value."),
-        ({"a=: value": "7"}, "the last reading is 7, expected 3."),
-    ],
-)
-def test_what_is_wrong_in_a_puzzle_is_said(puzzles, changed, says):
-    fill(puzzles, changed)
-    assert says in puzzles.words()
+def test_what_is_wrong_in_a_puzzle_is_said(fresh):
+    """And which idea fails."""
+    figure = fresh("puzzles")
+    puzzles = tomllib.loads((FIGURES / "puzzles.toml").read_text("utf-8"))
+    for line in WRONG.strip().splitlines():
+        changes, _, said = line.partition(" => ")
+        name, *cells = changes.split("; ")
+        answer = deepcopy(puzzles[name]["answer"])
+        for kind, field, text in (re.split(", |: ", cell) for cell in cells):
+            answer[kind][0][field] = text
+        assert said in figure.ask("root.figure.judge(...given).says", [name, answer])
 
 
 def test_nothing_kept_that_cannot_be_read(puzzles):
@@ -464,7 +439,9 @@ def test_the_address_holds_the_rule(fresh, look):
     assert figure.slider("Pairs").input_value() == "7"
     assert figure.slider("Token").input_value() == "14"
     # A link that is put into the same tab.
-    figure.tab.evaluate("location.hash = 'rule=def+step%28W%29%3A%0A++return+W&pairs=4'")
+    figure.tab.evaluate(
+        "location.hash = 'rule=def+step%28W%29%3A%0A++return+W&pairs=4'"
+    )
     figure.until_it_says("Yours: 0")
     assert figure.css("textarea").input_value() == "def step(W):\n  return W"
     assert figure.slider("Pairs").input_value() == "4"

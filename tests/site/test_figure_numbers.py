@@ -514,17 +514,7 @@ def test_answers_to_puzzles_are_right(fresh):
     """By the page, of the best size; and by the rules of fwlab."""
     figure = fresh("puzzles")
     for name, puzzle in PUZZLES.items():
-        rows = {
-            kind: [
-                {
-                    n: " ".join(map(str, p if isinstance(p, list) else [p]))
-                    for n, p in s.items()
-                }
-                for s in steps
-            ]
-            for kind, steps in puzzle["answer"].items()
-        }
-        verdict = figure.ask("root.figure.judge(given[0], given[1])", [name, rows])
+        verdict = figure.ask("root.figure.judge(...given)", [name, puzzle["answer"]])
         assert verdict["right"] and verdict["size"] == puzzle["best"], name
         assert verdict["says"].endswith(f"Nothing smaller exists: {puzzle['why']}.")
         by_fwlab(puzzle)
