@@ -147,7 +147,7 @@ def depends(text, W, tokens):
 
 @pytest.fixture(scope="module")
 def many():
-    """A hundred random rules that depend on all that they take."""
+    """Draw a hundred random rules that depend on all that they take."""
     choose, found = random.Random(0), {}
     while len(found) < 100:
         case = variant(choose), *drawn(len(found))
