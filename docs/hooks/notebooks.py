@@ -49,21 +49,10 @@ def on_files(files, config):
     for uri in uris:
         file = File(uri, str(ROOT), site, folders)
         files.append(NotebookFile(file, folders, site))
-    config.nav = _filled(config.nav, uris)
+    (learn,) = (entry["Learn"] for entry in config.nav if "Learn" in entry)
+    (menu,) = (entry for entry in learn if "Notebooks" in entry)
+    menu["Notebooks"] = uris
     return files
-
-
-def _filled(nav, uris: list[str]):
-    """The menu, with all notebooks where it has "notebooks/"."""
-    mark = f"{FOLDER}/"
-    if nav == mark:
-        return uris
-    if isinstance(nav, dict):
-        return {title: _filled(value, uris) for title, value in nav.items()}
-    if isinstance(nav, list):
-        parts = [uris if part == mark else [_filled(part, uris)] for part in nav]
-        return [entry for part in parts for entry in part]
-    return nav
 
 
 def on_page_read_source(page, config):
@@ -258,14 +247,9 @@ def _without_facts(found: re.Match) -> str:
 def _question(name: str, predicted: bool) -> dict:
     """What the page needs in order to ask, and to judge an answer, as HTML."""
     question = QUESTIONS[name]
-    return {
-        "name": question.name,
-        "text": question.text,
-        "choices": question.choices,
-        "truth": question.truth,
+    plain = ("name", "text", "choices", "truth", "tolerance", "percent")
+    return {field: getattr(question, field) for field in plain} | {
         "said": typeset(f"{question.answer}. {question.because}"),
         "tempting": [(wrong, typeset(why)) for wrong, why in question.tempting.items()],
-        "tolerance": question.tolerance,
-        "percent": question.percent,
         "predicted": predicted,
     }
