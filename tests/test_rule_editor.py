@@ -33,6 +33,8 @@ return beta @ W => line 2: @ takes vectors and matrices, not a number
 return outer(W, v) => line 2: outer takes vectors, not a matrix of 4 × 5
 return exp(W, W) => line 2: exp takes 1, not 2
 return (W => line 2: expected ) before the end
+return W + => line 2: something is missing before the end
+return outer(v -, k) => line 2: something is missing before ,
 return W.T => line 2: there are no methods here, such as W.T
 return k[0] => line 2: there are no parts here, such as k[0]
 x = W => line 2: end with return, and the new W

@@ -171,7 +171,7 @@ const parse = (text, known, fail) => {
   };
   const operand = () => {
     const word = words[at++];
-    if (word === undefined) fail("something is missing at the end");
+    if (!word || word in OPERATORS || /[,)]/.test(word)) fail(`something is missing before ${word ?? "the end"}`);
     if (/^\.?\d/.test(word)) {
       const x = number(+word);
       return () => x;

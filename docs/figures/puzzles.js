@@ -82,15 +82,16 @@ const numbers = (text, place) =>
 /** What a step writes, as a function of the numbers of its token. */
 const written = (text, kind, puzzle) => {
   const place = `${kind}, value`;
-  const all = /[\s,;]/.test(text) ? numbers(text, place) : null;
-  if (all && all.length !== puzzle.numbers)
-    throw new Wrong(`${kind}: expected ${puzzle.numbers} numbers as the value.`);
-  if (all) return () => vector(all);
   const W = vector(Array(puzzle.numbers).fill(0));
-  const comes = kind.endsWith("=");
-  if (/\bx\b/.test(text) && !comes)
+  if (!/\bx\b/.test(text)) {
+    const all = numbers(text, place);
+    if (![1, puzzle.numbers].includes(all.length))
+      throw new Wrong(`${kind}: expected ${puzzle.numbers} numbers as the value.`);
+    return () => vector(W.data.map((_, i) => all[i % all.length]));
+  }
+  if (!kind.endsWith("="))
     throw new Wrong(`${kind}: no number comes with this token, so there is no x.`);
-  const f = expression(text, comes ? { W, x: W } : { W }, place);
+  const f = expression(text, { W, x: W }, place);
   return (x) => f({ W, x: vector(x) });
 };
 
@@ -183,7 +184,8 @@ const idea = (puzzle, steps, frames) => {
   const none = Array(puzzle.numbers).fill(0);
   const before = (all, i) => all[i - 1] ?? none;
   const reads = answer.steps[asked.kind].every(({ key }) => !key);
-  const at = reads ? ours.findIndex((y, i) => !near(y, theirs[i])) : ends.length - 1;
+  const apart = reads ? ours.findIndex((y, i) => !near(y, theirs[i])) : -1;
+  const at = apart < 0 ? ends.length - 1 : apart;
   const { token: now } = ends[at];
   const [was, is] = [before(ours, at), ours[at]];
   const keys = (kind) => (steps[kind] ?? []).flatMap(({ key }) => (key ? [key] : []));
@@ -198,6 +200,7 @@ const idea = (puzzle, steps, frames) => {
       return `${writer} and ${now.kind} share a key: what one writes takes the place of the other’s.`;
     return `${told(now)} should leave it alone: its key and ${of} overlap, with a product of ${short(product)}.`;
   }
+  if (near(was, is) && !keys(now.kind).length) return `${told(now)} has no key, so it writes nothing.`;
   if (near(was, is))
     return product
       ? `${told(now)} changes nothing: its key holds that value already, or β is 0.`

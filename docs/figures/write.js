@@ -141,7 +141,7 @@ fwlab.figure("write", (figure) => {
       begin("yours", compile(text, names), true);
     } catch (error) {
       mistake = error.message;
-      shown.set("yours", null);
+      shown.score("yours", NaN, NaN); // its picture stays, pale, until the text is a rule
       say(mistake);
     }
     area.setAttribute("aria-invalid", String(Boolean(mistake)));
@@ -160,6 +160,7 @@ fwlab.figure("write", (figure) => {
   /** Draw other tokens, and run all rules on them. */
   const restart = () => {
     [draws, jobs] = [[], []];
+    shown.set("yours", null);
     for (const { name, text } of rules) begin(name, compile(text, names));
     tokens.max = String(drawn(0).tokens.length);
     token.value = drawn(0).tokens.length;
