@@ -3,7 +3,7 @@
     python docs/tools/qwen_parts.py recall
     python docs/tools/qwen_parts.py shakespeare
 
-Each writes a table of `fwlab/data/results/qwen-parts.json`, which notebook 11 draws:
+Each writes a table of `fwlab/data/results/qwen-parts.json`, which notebook 11 prints:
 three seeds, a few minutes on one thread. Seeds may follow, as in `recall 4 5`.
 """
 
