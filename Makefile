@@ -33,30 +33,26 @@ serve: $(READY)
 	$(BIN)/python docs/tools/npm.py
 	$(BIN)/mkdocs serve
 
-# Every group runs to its end, then comes what each has cost.
+# Every group runs to its end, with its slowest tests.
 test test-all: $(READY)
-	rm -rf .cache/tests
-	@failed=0; \
-	$(MAKE) --no-print-directory --keep-going --jobs $(JOBS) --output-sync $(GROUPS) || failed=1; \
-	$(BIN)/python tests/costs.py || failed=1; \
-	exit $$failed
+	$(MAKE) --no-print-directory --keep-going --jobs $(JOBS) --output-sync $(GROUPS)
 
 test-all: SLOW := --all
 test-all: export PYTEST_ADDOPTS := $(PYTEST_ADDOPTS) -m "" --hypothesis-profile=others
 
 test-site: $(READY)
 	$(BIN)/python docs/tools/npm.py
-	FWLAB_GROUP=site $(PYTEST) tests/site
+	$(PYTEST) tests/site
 
 test-package: $(READY)
-	FWLAB_GROUP=package $(PYTEST) tests --ignore tests/site --ignore tests/interpreter --ignore tests/test_notebooks.py
+	$(PYTEST) tests --ignore tests/site --ignore tests/interpreter --ignore tests/test_notebooks.py
 
 # With a file of tests, for what tests/conftest.py sets.
 test-notebooks: $(READY)
-	FWLAB_GROUP=notebooks $(PYTEST) tests/test_notebooks.py notebooks
+	$(PYTEST) tests/test_notebooks.py notebooks
 
 test-kernels: $(READY)
-	FWLAB_GROUP=kernels TRITON_INTERPRET=1 $(PYTEST) tests/interpreter
+	TRITON_INTERPRET=1 $(PYTEST) tests/interpreter
 
 # make mutants [FILES="fwlab/ops/softmax/naive.py ..."]
 mutants: $(READY)

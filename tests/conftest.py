@@ -11,7 +11,6 @@ from pathlib import Path
 # start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import costs
 import hypothesis
 import pytest
 import torch
@@ -51,11 +50,6 @@ def pytest_collection_finish():
     """Keep what is loaded now out of every later garbage collection."""
     gc.collect()
     gc.freeze()
-
-
-def pytest_configure(config):
-    # Not only for the folder of this file: notebooks are tested, too.
-    config.pluginmanager.register(costs.Record(), "costs")
 
 
 #: Rules that differ from another one only in the inputs of their recurrence.
