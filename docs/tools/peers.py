@@ -103,10 +103,7 @@ def normalised_sum(batch: int, time: int, heads: int, width: int) -> Sides:
 
 
 class NanoGPT(nn.Module):
-    """A model of the form of nanoGPT, GPT-2 without biases, that also takes one token.
-
-    - `max_len`: the length of its position table and of its cache.
-    """
+    """GPT-2 without biases, as in nanoGPT, with a cache of `max_len` tokens."""
 
     def __init__(self, max_len: int = BLOCK) -> None:
         super().__init__()
