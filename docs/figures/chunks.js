@@ -182,7 +182,7 @@ const mini = (title, rows, there, marked = false) => html`<table
 const matrices = ({ C }, { stage: { name, chunk }, shown, chunks, now }) => {
   const n = T / C;
   const marks = {
-    W: { errors: [chunk], state: [chunk + 1], inverse: [], backward: [] }[name] ?? span(n),
+    W: { start: [], inverse: [], errors: [chunk], state: [chunk + 1], backward: [] }[name] ?? span(n),
     dW: { backward: [chunk], gradients: span(n + 1).slice(1) }[name] ?? [],
   };
   const row = (name, states, there) => html`<div class="fw-row" data-part=${`states ${name}`}>${states.map((W, c) => {
