@@ -128,15 +128,15 @@ const lane = (kind, { C, tick }, { stage, arrival, costs, all, chunks }) => {
     return html`<td colspan=${wide}>${arrived ? html`<b>${words}</b>` : words}</td>`;
   };
   return html`<tbody data-part=${kind}>
-    <tr><th colspan="5" scope="row"><b>${titles(C)[kind]}${arrived}</b></th>${cost("order", 2)}${cost("multiplications", 3)}${cost("kept", 2)}</tr>
+    <tr><th colspan="5" scope="row"><b>${titles(C)[kind]}${arrived}</b></th>
+      ${cost("order", 2)}${cost("multiplications", 3)}${cost("kept", 2)}</tr>
     <tr>${outputs.map((row, i) => html`<td class=${i % size ? "fw-lane fw-joined" : "fw-lane"} style=${look(i)}>${
       i < there ? html`${number(row[0], 1)}<br>${number(row[1], 1)}` : html`<small>${i + 1}</small>`
     }</td>`)}</tr></tbody>`;
 };
 const view = (state, found) => html`<table class="fw-numbers fw-race">
-  <thead><tr><th colspan="5" scope="col">${state.tick > RACE ? "Forward, finished" : `Forward, tick ${state.tick}`}</th>${[2, 3, 2].map(
-    (wide, i) => html`<th colspan=${wide} scope="col">${Object.values(COSTS)[i]}</th>`,
-  )}</tr></thead>${["naive", "chunked"].map((kind) => lane(kind, state, found))}</table>`;
+  <thead><tr><th colspan="5" scope="col">${state.tick > RACE ? "Forward, finished" : `Forward, tick ${state.tick}`}</th>
+    ${[2, 3, 2].map((wide, i) => html`<th colspan=${wide} scope="col">${Object.values(COSTS)[i]}</th>`)}</tr></thead>${["naive", "chunked"].map((kind) => lane(kind, state, found))}</table>`;
 
 // --- Inside the chunks -----------------------------------------------------------------
 // Pairs of steps: row i reads what column j wrote. A block that is not computed pair by
@@ -169,9 +169,8 @@ const pairs = ({ C }, { stage, chunks, now }) => {
     <thead><tr><th></th>${span(T).map((j) => html`<th scope="col">${j + 1}</th>`)}${columns.map(
       (name) => html`<th scope="col" colspan="2"><b>${name}</b> (${TAGS[name]})</th>`,
     )}</tr></thead>
-    <tbody>${span(T).map((i) => html`<tr><th scope="row">${i + 1}</th>${span(T).map((j) => pair(i, j, C, stage, now))}${columns.map(
-      (name) => entry(name, i),
-    )}</tr>`)}</tbody></table>
+    <tbody>${span(T).map((i) => html`<tr><th scope="row">${i + 1}</th>
+      ${span(T).map((j) => pair(i, j, C, stage, now))}${columns.map((name) => entry(name, i))}</tr>`)}</tbody></table>
     <small><span style=${paint(INSIDE)}>in the chunk</span><span style=${
       stage.name === "backward" ? paint(GRADIENT, "dashed") : paint(STATE, "dashed")
     }>through ${stage.name === "backward" ? "dW" : "W"}</span></small>`;
@@ -183,12 +182,12 @@ const mini = (title, rows, there, marked = false) => html`<table
 const matrices = ({ C }, { stage: { name, chunk }, shown, chunks, now }) => {
   const n = T / C;
   const marks = {
-    W: { errors: (c) => c === chunk, state: (c) => c === chunk + 1, inverse: () => false, backward: () => false }[name] ?? ((c) => c < n),
-    dW: { backward: (c) => c === chunk, gradients: (c) => c > 0 }[name] ?? (() => false),
+    W: { start: [], inverse: [], errors: [chunk], state: [chunk + 1], backward: [] }[name] ?? span(n),
+    dW: { backward: [chunk], gradients: span(n + 1).slice(1) }[name] ?? [],
   };
   const row = (name, states, there) => html`<div class="fw-row" data-part=${`states ${name}`}>${states.map((W, c) => {
     const fate = name === "dW" || !there(c) ? "" : c < n ? " kept" : " returned";
-    return mini(`${name}${subscript(c)}${fate}`, W, () => there(c), marks[name](c));
+    return mini(`${name}${subscript(c)}${fate}`, W, () => there(c), marks[name].includes(c));
   })}</div>`;
   const lower = (there) => (i, j) => there && j <= i;
   return html`<strong>State W between the chunks (d3)</strong>${row("W", shown.states, (c) => c < now.states)}

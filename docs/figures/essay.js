@@ -60,21 +60,7 @@ const settings = NAMES.map((name) => {
 });
 
 // --- The arithmetic ------------------------------------------------------------
-// All writes of the delta rule at once: (I + A) U = V, then W = U' K.
-const solve = (keys) => {
-  const facts = FACTS.slice(0, 3);
-  const K = facts.map(({ who }) => keys[who]);
-  const A = K.map((a, i) => K.map((b, j) => (j < i ? dot(a, b) : 0)));
-  const V = facts.map(({ place }) => place);
-  const U = [];
-  V.forEach((v, i) => {
-    const held = (n) => U.reduce((all, u, j) => all + A[i][j] * u[n], 0);
-    U.push(v.map((x, n) => x - held(n)));
-  });
-  const sum = (n, m) => U.reduce((all, u, i) => all + u[n] * K[i][m], 0);
-  return { A, U, V, W: [0, 1].map((n) => [0, 1].map((m) => sum(n, m))) };
-};
-const compute = ({ strengths, angle, length, corrects, chunk, wrote, asked, was }) => {
+const compute = ({ strengths, angle, length, corrects, wrote, asked, was }) => {
   const keys = [NORA, angle, PIA].map(towards);
   keys[0] = keys[0].map((x) => length * x);
   let W = [[0, 0], [0, 0]];
@@ -85,8 +71,10 @@ const compute = ({ strengths, angle, length, corrects, chunk, wrote, asked, was 
     W = W.map((row, n) => row.map((w, m) => w + u[n] * keys[who][m]));
     return { u, before, after: W };
   });
-  const solved = solve(keys);
-  if (chunk) W = solved.W;
+  // All writes at once: (I + A) U = V, and W = U' K.
+  const steps = FACTS.slice(0, 3);
+  const A = steps.map((a, i) => steps.map((b, j) => (j < i ? dot(keys[a.who], keys[b.who]) : 0)));
+  const solved = { A, U: writes.slice(0, 3).map(({ u }) => u), V: steps.map(({ place }) => place) };
   // Who is where now: the last fact of each that has been written.
   const people = PEOPLE.flatMap((name, who) => {
     const last = FACTS.findLastIndex((fact, i) => fact.who === who && strengths[i] > 0);
@@ -119,7 +107,8 @@ const overlap = (from, onto) => {
   // The number is beside the foot, on the side away from the other key.
   const away = foot.map((x, n) => x - (0.28 * (from[n] - foot[n])) / distance(from, foot));
   const [x, y] = keyAt(away);
-  return svg`<g data-part="overlap">${line(through(CENTRE, keyAt(foot)), `stroke: ${WRONG}; stroke-width: 8; stroke-opacity: 0.6`)}
+  return svg`<g data-part="overlap">
+    ${line(through(CENTRE, keyAt(foot)), `stroke: ${WRONG}; stroke-width: 8; stroke-opacity: 0.6`)}
     ${line(through(keyAt(from), keyAt(foot)), `stroke: ${WRONG}; stroke-dasharray: 3 2`)}
     <g font-weight="600" style=${`fill: ${WRONG}`}>${note(round(x), round(y), bare(product), "middle")}</g></g>`;
 };
@@ -165,7 +154,8 @@ const plane = ({ asked, wrote, again, overlaps, range }, found) => {
     ${square ? line(through(...corner), "stroke-opacity: 0.6", "right angle") : nothing}
     ${title(BOX.x, 16, "Values: where")}${drawn}
     ${overlaps.map(([from, onto]) => overlap(found.keys[from], found.keys[onto]))}
-    ${people.map(({ name, who, key }) => svg`${line(through(CENTRE, keyAt(key)), `stroke-width: ${who === (writer ?? asked) ? 3 : 1.5}`)}
+    ${people.map(({ name, who, key }) => svg`
+      ${line(through(CENTRE, keyAt(key)), `stroke-width: ${who === (writer ?? asked) ? 3 : 1.5}`)}
       <g data-key=${name} transform=${to(keyAt(key))}>${shape(who, 10, PAPER)}${letter(name[0])}</g>`)}
     ${again ? line(through(...turns), `stroke: ${WRONG}; stroke-width: 1.5`) : nothing}
     ${people.map(value)}
@@ -189,20 +179,25 @@ const system = ({ solved: { A, U, V } }) => {
   const block = (rows, x, words) =>
     svg`${title(x + 20 * rows[0].length, 32, words, "middle")}${grid(words, rows, x, 42, 40)}`;
   return svg`${block(lower, 28, "I + A")}${block(U, 168, "U, written")}${block(V, 268, "V, places")}
-    ${[[158, "·"], [258, "="]].map(([x, sign]) => svg`<text x=${x} y="102" text-anchor="middle" dominant-baseline="central">${sign}</text>`)}
-    ${FACTS.slice(0, 3).map(({ who }, i) => svg`<g transform=${to([13, 62 + 40 * i])}>${shape(who, 9, "")}${letter(PEOPLE[who][0])}</g>`)}`;
+    ${[[158, "·"], [258, "="]].map(
+      ([x, sign]) => svg`<text x=${x} y="102" text-anchor="middle" dominant-baseline="central">${sign}</text>`,
+    )}
+    ${FACTS.slice(0, 3).map(
+      ({ who }, i) => svg`<g transform=${to([13, 62 + 40 * i])}>${shape(who, 9, "")}${letter(PEOPLE[who][0])}</g>`,
+    )}`;
 };
 
 // Below: the memory, with a key, what is written and what is read.
 const TOP = 192;
 const numbers = ({ wrote, asked, chunk, again }, { W, key, writes }) => {
   const silent = asked === undefined;
-  const column = (v) => v.map((x) => [x]);
   const under = (x, words, colour) => svg`<g style=${`fill: ${colour}`}>${note(x, TOP + 97, words, "middle")}</g>`;
+  const column = (name, v, x, colour) =>
+    svg`${grid(name, v.map((entry) => [entry]), x, TOP + 26, 38, 32)}${under(x + 19, name, colour)}`;
   return svg`${grid("memory", W, 46, TOP + 26, 38, 32)}${under(84, "memory W", "inherit")}
     ${chunk ? nothing : svg`${grid("key", [key], 46, TOP, 38, 22)}${note(40, TOP + 11, "key", "end")}`}
-    ${wrote === undefined || again ? nothing : svg`${grid("written", column(writes[wrote].u), 2, TOP + 26, 38, 32)}${under(21, "written", NEW)}`}
-    ${silent || chunk ? nothing : svg`${grid("read", column(read(W, key)), 128, TOP + 26, 38, 32)}${under(147, "read", FAST)}`}`;
+    ${wrote === undefined || again ? nothing : column("written", writes[wrote].u, 2, NEW)}
+    ${silent || chunk ? nothing : column("read", read(W, key), 128, FAST)}`;
 };
 const table = ({ asked, chunk, again }, found) => {
   const silent = asked === undefined && !chunk;
@@ -268,7 +263,8 @@ fwlab.figure("essay", (figure) => {
       html`<div class="fw-controls"><strong>${rule(settings[step])}</strong><span>${step + 1} of ${NAMES.length}</span>
         ${button("‹", turn(-1), { label: "Previous step", disabled: step === 0 })}
         ${button("›", turn(1), { label: "Next step", disabled: step === NAMES.length - 1 })}</div>
-        <svg viewBox="0 0 360 296" class="fw-picture" role="group" aria-label="Keys on a circle, values in a plane, and the memory as numbers">
+        <svg viewBox="0 0 360 296" class="fw-picture" role="group"
+          aria-label="Keys on a circle, values in a plane, and the memory as numbers">
         ${setting.chunk ? system(shown) : plane(setting, shown)}${numbers(setting, shown)}${table(setting, shown)}</svg>`,
       figure.root,
     );

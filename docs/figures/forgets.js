@@ -257,14 +257,23 @@ figure("forgets", {
   state,
   compute,
   view,
-  controls: ({ text, width, beta, decay, draw }, _, set) => html`<div class="fw-controls">
+  controls: ({ text, width, beta, decay, draw }, _, set) => {
+    const from = (label, name, range) =>
+      slider(label, { max: 1, ...range, shown: number(range.value) }, (value) => change(set, { [name]: value }));
+    return html`<div class="fw-controls">
       ${Object.entries(PRESETS).map(([name, preset]) => button(name, () => change(set, { ...preset, draw: 1 })))}
       ${button("New draw", () => change(set, { draw: draw + 1 }))}</div>
     <div class="fw-controls"><label class="fw-wide">Pairs, or a text<textarea class="fw-text" rows="3" maxlength=${LETTERS}
-      spellcheck="false" autocomplete="off" .value=${text} @input=${(e) => change(set, { text: e.target.value })}></textarea></label></div>
-    ${slider("Write strength β", { min: 0, max: 1, step: 0.05, value: beta, shown: number(beta) }, (beta) => change(set, { beta }))}
-    ${slider("Decay of gated delta", { min: 0.5, max: 1, step: 0.01, value: decay, shown: number(decay) }, (decay) => change(set, { decay }))}
-    ${slider("Width", { min: 0, max: WIDTHS.length - 1, value: WIDTHS.indexOf(width), shown: String(width) }, (i) => change(set, { width: WIDTHS[i] }))}`,
+      spellcheck="false" autocomplete="off" .value=${text}
+      @input=${(e) => change(set, { text: e.target.value })}></textarea></label></div>
+    ${from("Write strength β", "beta", { min: 0, step: 0.05, value: beta })}
+    ${from("Decay of gated delta", "decay", { min: 0.5, step: 0.01, value: decay })}
+    ${slider(
+      "Width",
+      { min: 0, max: WIDTHS.length - 1, value: WIDTHS.indexOf(width), shown: String(width) },
+      (i) => change(set, { width: WIDTHS[i] }),
+    )}`;
+  },
   say,
   begin: (set) => {
     const all = () => {

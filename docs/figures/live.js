@@ -13,35 +13,18 @@ const RULES = {
   delta: { name: "Delta rule", writes: html`W + β (v <mark>− W k</mark>) ⊗ k` },
 };
 const MOST = 24; // sentences, as long as the texts of the training
-const TOLD = [
-  ["Ada", "Rome"],
-  ["Ben", "Oslo"],
-  ["Cleo", "Cairo"],
-  ["Dan", "Delhi"],
-  ["Eve", "Kyoto"],
-];
+/** @param {string} text */
+const pairs = (text) => text.split(", ").map((fact) => fact.split(" "));
+const TOLD = pairs("Ada Rome, Ben Oslo, Cleo Cairo, Dan Delhi, Eve Kyoto");
 // Chosen: the sum rule keeps guessing the old place after each of them. Of all
 // changes, it guesses about half right.
-const MOVES = [
-  ["Ada", "Tunis"],
-  ["Ben", "Sofia"],
-  ["Cleo", "Zagreb"],
-  ["Dan", "Bern"],
-  ["Eve", "Paris"],
-];
+const MOVES = pairs("Ada Tunis, Ben Sofia, Cleo Zagreb, Dan Bern, Eve Paris");
 const ALL = TOLD.length + MOVES.length;
 // How it begins: two moves are left to play, or to press.
 const OPENING = [...TOLD, ...MOVES.slice(0, 3)];
 const EXAMPLES = [
   ...MOVES.slice(3),
-  ["Eve", "Delhi"],
-  ["Cleo", "Oslo"],
-  ["Dan", "Sofia"],
-  ["Ada", "Cairo"],
-  ["Ben", "Lima"],
-  ["Eve", "Bern"],
-  ["Cleo", "Rome"],
-  ["Dan", "Kyoto"],
+  ...pairs("Eve Delhi, Cleo Oslo, Dan Sofia, Ada Cairo, Ben Lima, Eve Bern, Cleo Rome, Dan Kyoto"),
 ];
 const STATEMENT = /(\p{L}+)\s+(?:is|lives|moved|moves|went)\s+(?:in|to)\s+(\p{L}+)/giu;
 // A picture of a memory: its numbers, above them the key, on the left what is
@@ -258,7 +241,8 @@ fwlab.figure("live", (figure) => {
       <form class="fw-controls" @submit=${typed}><label class="fw-wide">Or type: <input type="text" class="fw-text"
         placeholder="Dan is in Rome." autocomplete="off" spellcheck="false" @focusin=${() => stop()}></label>
         <button type="submit" class="fw-button" ?disabled=${full}>Tell</button>${player.button}
-        ${fwlab.motion.matches ? button("Start again", () => tell(() => [...OPENING])) : ""}${button("Empty both memories", clear)}</form>
+        ${fwlab.motion.matches ? button("Start again", () => tell(() => [...OPENING])) : ""}
+        ${button("Empty both memories", clear)}</form>
       <p class="fw-note" ?hidden=${!unknown}>Another model here takes any text:
         <a href="figures/shakespeare.html">the one that has read Shakespeare</a>.</p>`;
   };

@@ -124,7 +124,14 @@ const picture = (_, { W, pairs, next, range }, set) => {
     ${shape(0, 3, `fill: ${NEW}; stroke: ${NEW}`, at(next.readback))}${pairs.map(written)}
     ${handle(
       "New value",
-      { name: "value", at: at(next.value), now: next.value[0], told: `${right} right, ${up} up`, range: [-LIMIT, LIMIT], reach: 18 },
+      {
+        name: "value",
+        at: at(next.value),
+        now: next.value[0],
+        told: `${right} right, ${up} up`,
+        range: [-LIMIT, LIMIT],
+        reach: 18,
+      },
       {
         move: (x, y) => move(valueAt(x, y)),
         nudge: (x, y) => move([state.next.value[0] + x / 10, state.next.value[1] + y / 10]),
@@ -139,7 +146,10 @@ const LEGEND = html`<div class="fw-legend">${[
   [shape(0, 4, `fill: ${FAST}; stroke: ${FAST}`, [13, 6]), "read"],
   [line("M2 6h22", `stroke: ${WRONG}; stroke-width: 2.5`), "error"],
   [line("M2 6h22", `stroke: ${FAST}`), "all that can be read"],
-  [svg`${shape(0, 4, `stroke: ${FAST}`, [7, 6])}${line("M12 6h14", `stroke: ${FAST}; stroke-dasharray: 1 3`)}`, "read before the last write"],
+  [
+    svg`${shape(0, 4, `stroke: ${FAST}`, [7, 6])}${line("M12 6h14", `stroke: ${FAST}; stroke-dasharray: 1 3`)}`,
+    "read before the last write",
+  ],
 ].map(([drawn, words]) => html`<span>${sample(drawn)} ${words}</span>`)}</div>`;
 
 // --- Numbers and words ------------------------------------------------------------------
@@ -195,7 +205,11 @@ figure("memory", {
       ${button("Undo", () => set({ pairs: pairs.slice(0, -1), next: pairs.at(-1) }), { disabled: !pairs.length })}
       ${button("Start again", () => set({ pairs: [] }))}</div>
     ${choice("Rule", Object.keys(RULES), rule, (rule) => set({ rule }))}
-    ${slider("Write strength β", { min: 0, max: 1, step: 0.05, value: beta, shown: number(beta), disabled: rule === "sum" }, (beta) => set({ beta }))}
+    ${slider(
+      "Write strength β",
+      { min: 0, max: 1, step: 0.05, value: beta, shown: number(beta), disabled: rule === "sum" },
+      (beta) => set({ beta }),
+    )}
     <div class="fw-controls">${Object.entries(PRESETS).map(([name, preset]) => button(name, () => set(preset)))}</div>
     ${numbers(found)}`,
   say,

@@ -22,14 +22,8 @@ from torch.nn import functional as F
 from fwlab import ops
 from fwlab.data.retrieval import law, loss
 from fwlab.feature_maps import DPFP, l2_normalize, sum_normalize
-from fwlab.layers import (
-    Block,
-    FastWeightAttention,
-    FeedbackTransformer,
-    SoftmaxAttention,
-)
+from fwlab.layers import FastWeightAttention
 from fwlab.models import LanguageModel
-from fwlab.ops.feedback import naive
 
 FIGURES = ROOT / "docs" / "figures"
 double = functools.partial(torch.tensor, dtype=torch.float64)
@@ -230,88 +224,28 @@ def aft(figure):
 
 # Feedback
 
-LAYERS, STEPS, WIDTH, HEADS = 3, 6, 8, 2
-STATES = [(l, t) for t in range(1, STEPS + 1) for l in range(LAYERS + 1)]
 
-
-def transformer() -> dict:
-    """All states of a transformer, each a function of those before it."""
-    states = {
-        (0, t): torch.randn(1, WIDTH).requires_grad_() for t in range(1, STEPS + 1)
-    }
-    for l in range(1, LAYERS + 1):
-        below = torch.stack([states[l - 1, t] for t in range(1, STEPS + 1)], dim=1)
-        made = Block(SoftmaxAttention(WIDTH, HEADS), WIDTH)(below).unbind(1)
-        states |= {(l, t): made[t - 1] for t in range(1, STEPS + 1)}
-    return states
-
-
-def feedback_transformer(monkeypatch) -> dict:
-    """The same of fwlab's naive feedback operation, as it computes them."""
-    w = FeedbackTransformer(WIDTH, HEADS, LAYERS).weights()
-    states, norm, merge = {}, naive.norm, naive.merge_memory
-    step = 1
-
-    def watch_norm(x, scale):
-        for l in range(LAYERS):
-            if scale.data_ptr() == w.norm_mixer[l].data_ptr():
-                states[l, step] = x
-        return norm(x, scale)
-
-    def watch_merge(stacked, logits):
-        # What leaves the stack goes on through its memory alone.
-        nonlocal step
-        rows = list(stacked.unbind(0))
-        states[LAYERS, step] = rows[LAYERS]
-        step += 1
-        return merge(torch.stack(rows), logits)
-
-    monkeypatch.setattr(naive, "norm", watch_norm)
-    monkeypatch.setattr(naive, "merge_memory", watch_merge)
-    x = torch.randn(1, STEPS, WIDTH).requires_grad_()
-    empty = torch.zeros(1, 0, LAYERS, HEADS, WIDTH // HEADS)
-    naive.feedback(x, w, HEADS, empty, empty, None)
-    return states
-
-
-def test_feedback_shows_what_autograd_finds(fresh, monkeypatch):
-    """A state depends on another where its gradient is not exactly 0."""
-    torch.manual_seed(1)
+def test_feedback_shows_what_reads_what(fresh):
+    """All that a state can depend on, by the definitions of both models; and a path to
+    it that is as long as its page says."""
     figure = fresh("feedback", motion="reduce")
-    models = {
-        "transformer": transformer(),
-        "feedback": feedback_transformer(monkeypatch),
-    }
-    for chosen in ((0, 5), (3, 1), (1, 2), (2, 3), (3, 6)):
-        figure.css("svg").first.locator("[data-state='{},{}']".format(*chosen)).click()
+    layers, steps = range(4), range(1, 7)
+    for l, t in ((0, 5), (3, 1), (1, 2), (2, 3), (3, 6)):
+        figure.css("svg").first.locator(f"[data-state='{l},{t}']").click()
         shown = figure.state()
-        assert tuple(shown["chosen"]) == chosen
-        for name, states in models.items():
-            now, others = shown["models"][name], [s for s in STATES if s != chosen]
-            result = states[chosen]
-            found = set()
-            if chosen[0]:
-                weights = torch.linspace(0.5, 2, result.numel())
-                grads = torch.autograd.grad(
-                    (result.flatten() * weights).sum(),
-                    [states[s] for s in others],
-                    allow_unused=True,
-                    retain_graph=True,
-                )
-                pairs = zip(others, grads, strict=True)
-                found = {s for s, g in pairs if g is not None and g.count_nonzero()}
-            assert {*map(tuple, now["reachable"])} == found
-            direct = {*map(tuple, now["direct"])}
-            l, t = chosen
-            below = {(l - 1, j) for j in range(1, t + 1)}
-            past = {(l - 1, t), *(s for s in STATES if s[1] < t)}
-            wanted = {"transformer": below, "feedback": past}[name]
-            assert direct == (wanted if l else set()) <= found
-            # Depth, as its page says; and a path that is as long.
-            depth = (
-                {"transformer": l, "feedback": (t - 1) * LAYERS + l}[name] if l else 0
-            )
-            assert now["longest"] == depth == len(now["path"]) - 1
+        assert shown["chosen"] == [l, t]
+        past = {(k, j) for j in steps for k in layers if j < t}
+        below = {(k, j) for j in steps for k in range(l) if j <= t}
+        direct = {
+            "transformer": {(k, j) for k, j in below if k == l - 1},
+            "feedback": {*past, (l - 1, t)} if l else set(),
+        }
+        found = {"transformer": below, "feedback": past | {(k, t) for k in range(l)}}
+        depth = {"transformer": l, "feedback": (t - 1) * layers[-1] + l}
+        for name, now in shown["models"].items():
+            assert {*map(tuple, now["direct"])} == direct[name]
+            assert {*map(tuple, now["reachable"])} == (found[name] if l else set())
+            assert now["longest"] == len(now["path"]) - 1 == (depth[name] if l else 0)
             assert all(tuple(low) != tuple(high) for low, high in pairwise(now["path"]))
 
 
