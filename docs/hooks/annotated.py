@@ -88,7 +88,7 @@ class Page:
         )
 
     def _functions(self, version: str, file: Source) -> Iterator[list[dict]]:
-        """The functions of a file as rows of notes, in Markdown, and code, in HTML."""
+        """Return the functions of a file as rows of notes (Markdown) and code (HTML)."""
         address = partial(self._address, version)
         equation = partial(self._equation, version)
         comment = partial(linked, address=address)
@@ -129,8 +129,9 @@ class Page:
         return f"{there.removesuffix('.md')}.html#{fragment}"
 
     def _address(self, version: str, tag: str) -> str | None:
-        """Of an equation: best in the same file, which is in view; else on the page
-        that states it, or at least lists it.
+        """Find an equation: best in the same file, which is in view.
+
+        Otherwise on the page that states it, or at least lists it.
         """
         if any(tag in file.tags for file in self.sources.values()):
             return f"#{self._anchor(version, tag)}"
@@ -148,8 +149,9 @@ class Page:
         return f"{prefix(version) if again else ''}eq-{tag}"
 
     def _equation(self, version: str, tag: str, formula: str) -> str:
-        """An equation with an anchor, and links to the lines that compute it: on this
-        page, or else on others.
+        """Write an equation with an anchor and links to the lines that compute it.
+
+        The lines are on this page, or else on others.
         """
         places = {
             other: {f"#{prefix(other)}L{line}": line for line in file.computed[tag]}
@@ -173,7 +175,7 @@ class Page:
 
 
 def prefix(version: str) -> str:
-    """What begins the anchors of a file."""
+    """Return what the anchors of a file begin with."""
     return f"{version}-" if version else ""
 
 
@@ -205,7 +207,7 @@ def rows_of(folder: str, naive: Source, file: Source) -> list[int]:
 
 
 def _tags(folder: str, file: Source, function: list[Row]) -> set[str]:
-    """The equations of a function, step by step."""
+    """Return the equations of a function, step by step."""
     name, text, _ = function[0]
     if not name or name.lower() in TABLE:
         return set()  # of a whole file; or of a call that passes all on
@@ -229,7 +231,7 @@ def _path(function) -> str:
 
 
 def _operations() -> dict[str, Page]:
-    """The pages of versions, by name: one for each file of a loop."""
+    """Return the pages of versions, by name: one for each file of a loop."""
     pages: dict[str, Page] = {}
     for operation in TABLE.values():
         path = PurePosixPath(_path(operation)).parent
@@ -252,7 +254,7 @@ def _operations() -> dict[str, Page]:
 
 
 def _alone() -> dict[str, Page]:
-    """The pages of files with formulas that no page of versions shows."""
+    """Return the pages of files with formulas that no page of versions shows."""
     pages = {}
     for path in ("feature_maps.py", "ops/**/*.py", "layers/*.py"):
         for found in sorted((ROOT / "fwlab").glob(path)):
@@ -330,8 +332,9 @@ def _equations() -> str:
 
 
 def _places(paper: str, listed: dict[str, str], whose: str) -> list[dict]:
-    """The rows of a paper: the formula of each equation, and in which notebooks,
-    lines and tests it is. Neighbours of which the same is said are one row.
+    """Return the rows of a paper: formulas, and their notebooks, lines and tests.
+
+    Neighbours of which the same is said are one row.
 
     - `whose`: numbers they are, where files name them.
     """

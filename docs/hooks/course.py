@@ -1,5 +1,4 @@
-"""Fills in what docs/course.toml says about the notebooks, and what
-fwlab.exercises says about each exercise.
+"""Fill in what docs/course.toml and fwlab.exercises say of notebooks and exercises.
 
 The marks `<!-- course: map -->`, `<!-- course: ways -->`, `<!-- course: class -->`,
 `<!-- exercises -->` and `<!-- scoreboard -->` of a page are replaced, and notebooks.py
@@ -63,7 +62,7 @@ def on_page_content(html, page, config, files):
 
 
 def entry_of(page, files) -> dict:
-    """What the course says of a notebook's page, with links from there."""
+    """Return the course's entry of a notebook, with links from its page."""
     entry = _course()[_stem(page.file.src_uri)]
     return _linked(entry, files, lambda uri: _url(uri, page, files))
 
@@ -73,7 +72,7 @@ def _table() -> dict:
 
 
 def _course() -> dict[str, dict]:
-    """The entry of each notebook."""
+    """Return the entry of each notebook."""
     found = {entry["file"]: entry for entry in _table()["notebook"]}
     for stem, entry in found.items():
         entry["number"] = int(stem.partition("_")[0])
@@ -95,7 +94,7 @@ def _url(uri: str, page, files) -> str:
 
 
 def _title(uri: str, files) -> str:
-    """The first heading of a page."""
+    """Return the first heading of a page."""
     if uri.endswith(".ipynb"):
         return _course()[_stem(uri)]["title"]
     text = files.get_file_from_path(uri).content_string
@@ -105,7 +104,7 @@ def _title(uri: str, files) -> str:
 
 
 def _linked(entry: dict, files, address: Callable[[str], str]) -> dict:
-    """An entry, with titles and addresses of the pages that it names."""
+    """Return an entry with titles and addresses of the pages that it names."""
 
     def links(*uris: str) -> list[dict[str, str]]:
         return [{"title": _title(uri, files), "url": address(uri)} for uri in uris]
@@ -124,7 +123,7 @@ def _linked(entry: dict, files, address: Callable[[str], str]) -> dict:
 
 
 def _ways() -> list[dict]:
-    """The ways through the course, each with its notebooks and hours."""
+    """Return the ways through the course, each with its notebooks and hours."""
     course = _course()
     ways = []
     for way in _table()["way"]:
@@ -155,7 +154,7 @@ LONGER = 1.35
 
 
 def minutes(stem: str) -> int:
-    """How long it takes to work through a notebook, in steps of five minutes.
+    """Return how long it takes to work through a notebook, in steps of five minutes.
 
     Its text at a reader's pace, without displayed equations, and each exercise,
     derivation and question as long as its own entry says; longer by `LONGER`.
@@ -207,8 +206,9 @@ def _map(page, files) -> str:
 
 
 def _cells(course: dict[str, dict]) -> dict[str, tuple[int, int]]:
-    """The row and column of each notebook: a row for each distance from the
-    first. What has no room in its row goes into the last column, further down.
+    """Return the row and column of each notebook: a row for each distance from the first.
+
+    What has no room in its row goes into the last column, further down.
     """
     rows: dict[str, int] = {}
     for stem, entry in course.items():  # in the order of the course
@@ -225,8 +225,10 @@ def _cells(course: dict[str, dict]) -> dict[str, tuple[int, int]]:
 
 
 def _line(start: tuple, end: tuple, boxes: set) -> list[tuple[float, float]]:
-    """The corners of a line from the middle of one cell to that of another below it,
-    around the boxes between them: a cell is 1 wide and 1 high, its box a bit smaller.
+    """Return the corners of a line from one cell to another below it.
+
+    It goes from middle to middle, around the boxes between them: a cell is 1 wide and
+    1 high, its box a bit smaller.
     """
     (row, column), (to_row, to_column) = start, end
     x, to_x = column + 0.5, to_column + 0.5
@@ -245,7 +247,7 @@ def _line(start: tuple, end: tuple, boxes: set) -> list[tuple[float, float]]:
 
 
 def _exercises() -> str:
-    """A row for each exercise, in the order of the notebooks."""
+    """List a row for each exercise, in the order of the notebooks."""
     course = _course()
     found = [
         {
@@ -259,7 +261,7 @@ def _exercises() -> str:
 
 
 def answer(name: str) -> str:
-    """The hints of an exercise or a derivation, and its answer, folded."""
+    """Fold the hints of an exercise or a derivation, and its answer."""
     if name in EXERCISES:
         asked, why = EXERCISES[name], ""
         code = printed(asked)

@@ -167,7 +167,7 @@ class Source:
 
 
 def named(text: str) -> set[str]:
-    """The equations that a text names."""
+    """Return the equations that a text names."""
     tags: set[str] = set()
     for match in REFERENCE.finditer(text):
         tags.update([match["own"]] if match["own"] else NUMBER.findall(match[0]))

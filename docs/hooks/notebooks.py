@@ -119,7 +119,7 @@ class Page:
         )
 
     def picture(self, number: int) -> dict:
-        """A drawing as the head repeats it."""
+        """Return a drawing as the head repeats it."""
         drawn = re.search(f'<svg id="fig{number}".*? (viewBox="[^"]*")', self.html)
         return {"name": f"fig{number}", "view": Markup(drawn[1])}
 
@@ -143,7 +143,7 @@ class Page:
                 self.parts.append(part)
 
     def _link(self, link: re.Match) -> str:
-        """A link to a file of the repository, as one to a page of the site."""
+        """Return a link to a file of the repository, as one to a page of the site."""
         text, folder, path = link.groups()
         if folder == "docs":
             return f"[{text}](../{path})"
@@ -223,7 +223,7 @@ class Page:
         return plots.inline(svg, f"fig{self.drawings}", f"Figure: {label}")
 
     def _ask(self, asked: list[tuple[str, str]]) -> None:
-        """The questions of a cell, and a fold of what follows a prediction."""
+        """Show the questions of a cell, and fold what follows a prediction."""
         names = [name for how, name in asked if how == "predict"]
         questions = [_question(name, how == "predict") for how, name in asked]
         self._put(render("notebook/quiz.html", questions=questions, names=names))
@@ -245,7 +245,7 @@ def _without_facts(found: re.Match) -> str:
 
 
 def _question(name: str, predicted: bool) -> dict:
-    """What the page needs in order to ask, and to judge an answer, as HTML."""
+    """Write what the page needs in order to ask, and to judge an answer, as HTML."""
     question = QUESTIONS[name]
     plain = ("name", "text", "choices", "truth", "tolerance", "percent")
     return {field: getattr(question, field) for field in plain} | {

@@ -31,7 +31,7 @@ LETTERS = {
 
 
 def fetched(package: Path, pattern: str) -> list[Path]:
-    """The files of a package; raises a `PluginError` if there are none."""
+    """Return the files of a package; raises a `PluginError` if there are none."""
     if found := sorted(package.glob(pattern)):
         return found
     raise PluginError(
@@ -66,7 +66,7 @@ def _file(name: str, weight: int, style: str, letters: str) -> Path:
 
 
 def _face(name: str, weight: int, style: str, letters: str, inside: bool) -> str:
-    """A face as CSS; what is not inside is fetched on first use."""
+    """Write a face as CSS; what is not inside is fetched on first use."""
     path = _file(name, weight, style, letters)
     url = f"../assets/fonts/{path.relative_to(FONTS).as_posix()}"
     if inside:

@@ -72,7 +72,7 @@ def on_post_build(config):
 
 
 def once(sections: list[dict]) -> list[dict]:
-    """The sections without what an earlier page says; those left empty are dropped."""
+    """Return the sections without what an earlier page says; drop those left empty."""
 
     def rank(section):
         pages = enumerate(FIRST)
@@ -177,7 +177,7 @@ def _section(location: str, title: str = "", *text: str) -> dict:
 
 
 def _words(pair: tuple[Element, str]) -> str:
-    """A text in which a formula is no TeX."""
+    """Return a text in which a formula is no TeX."""
     element, text = pair
     if "code" in element.within:
         return text

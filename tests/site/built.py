@@ -1,5 +1,7 @@
-"""The built site, for all its tests: not in a conftest.py, of which there are
-several, so that nobody can tell which of them an import finds.
+"""The built site, for all its tests.
+
+Not in a conftest.py, of which there are several, so that nobody can tell which of
+them an import finds.
 """
 
 import os
@@ -42,7 +44,7 @@ asks = SimpleNamespace(
 
 
 def some(all_, *usual: str) -> list:
-    """What is tested each time; the others come with `make test-all`."""
+    """Mark what is tested each time; the others come with `make test-all`."""
     assert {*usual} <= {*all_}
     slow = pytest.mark.slow
     return [each if each in usual else pytest.param(each, marks=slow) for each in all_]

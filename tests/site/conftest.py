@@ -21,7 +21,7 @@ from figure import fresh, look, tabs, watched  # noqa: F401
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory) -> Path:
-    """The folder of the built site."""
+    """Return the folder of the built site."""
     if built := os.environ.get("FWLAB_SITE"):
         return Path(built).resolve()
     fetch = [sys.executable, str(ROOT / "docs" / "tools" / "npm.py")]
@@ -107,7 +107,7 @@ def pytest_runtest_makereport(item, call):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item, nextitem):
-    """A browser that crashed says nothing of the site: once more, in another one.
+    """Repeat a test whose browser crashed: that says nothing of the site.
 
     Only then: what fails for any other reason has failed.
     """

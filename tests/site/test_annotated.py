@@ -145,7 +145,7 @@ def lit(tab) -> set[str]:
 
 
 def shown(tab) -> list[str]:
-    """The versions that are visible, from left to right."""
+    """Return the versions that are visible, from left to right."""
     return tab.evaluate(
         """[...document.querySelectorAll(".part")].filter((e) => e.checkVisibility())
           .map((e) => [e.getBoundingClientRect().x, e.closest('.column').classList[1]])

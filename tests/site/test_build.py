@@ -35,8 +35,9 @@ MODULES = [
 
 
 def test_pages_are_there(site, pages):
-    """Each Markdown page, each notebook, and each file with notes; an old name
-    leads to the new one.
+    """Build each Markdown page, each notebook, and each file with notes.
+
+    An old name leads to the new one.
     """
     docs = ROOT / "docs"
     written = {p.relative_to(docs).with_suffix(".html") for p in docs.rglob("*.md")}
@@ -62,8 +63,9 @@ def test_pages_are_there(site, pages):
 
 @pytest.mark.slow
 def test_serve_follows_changes(site, tmp_path):
-    """`mkdocs serve`, in a copy: a page is built again when it changes,
-    and so is one that is made of a file of the package.
+    """Serve a copy: a page is built again when it changes.
+
+    So is one that is made of a file of the package.
     """
     copy = tmp_path / "fwlab"
     left = shutil.ignore_patterns(".*", "site", "runs", "tests", "__pycache__")
@@ -150,8 +152,10 @@ def test_links_and_anchors_resolve(site, pages):
 
 
 def test_pages_load_only_what_is_beside_them(pages):
-    """So the site can be moved to any folder; no script, style, image or font
-    comes from elsewhere, also where no browser would ask.
+    """Move the site to any folder: no link begins at the root.
+
+    No script, style, image or font comes from elsewhere, also where no browser would
+    ask.
     """
     for name, page in pages.items():
         rooted = [u for u in [*page.links, *page.loads] if u.startswith("/")]

@@ -32,7 +32,7 @@ EXAMPLES = re.findall(
 
 
 def article(site, name: str) -> str:
-    """The HTML of a page, without menus."""
+    """Return the HTML of a page, without menus."""
     html = (site / name).read_text("utf-8")
     return re.search("<article.*?</article>", html, re.DOTALL)[0]
 
@@ -47,7 +47,7 @@ def cells(name: str, kind: str) -> list[str]:
 
 
 def targets(html: str, page: str) -> list[str]:
-    """What a page links to, as files of the site."""
+    """Return what a page links to, as files of the site."""
     links = re.findall(r'href="([^"#:]+)(?:#[^"]*)?"', html)
     folder = posixpath.dirname(page)
     return [posixpath.normpath(posixpath.join(folder, link)) for link in links]

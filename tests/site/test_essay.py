@@ -94,7 +94,7 @@ def numbers(text: str) -> list[float]:
 
 
 def said(step: str) -> list[tuple]:
-    """The vectors and numbers of a section, without those of other places."""
+    """Return the vectors and numbers of a section, without those of other places."""
     other = r"<!--.*?-->|^## \d+\.|\\tag\{\w+\}|\]\([^)]*\)"
     other += r"|\bEq\. \d+|\b[Nn]otebook \d+|\bstep \d+"
     text = re.sub(other, "", SECTIONS[step], flags=re.DOTALL | re.MULTILINE)
@@ -104,8 +104,10 @@ def said(step: str) -> list[tuple]:
 
 
 def computed(step: str) -> list[tuple]:
-    """What fwlab has for a section: vectors and numbers that are given, held, written
-    and read."""
+    """Compute by fwlab the vectors and numbers of a section.
+
+    They are given, held, written and read.
+    """
     _, facts, last = STORY[step]
     keys = [key for _, key, _ in facts]
     found = [*keys, *(place for *_, place in facts), (last,), (0,), (1,)]
@@ -123,7 +125,7 @@ def computed(step: str) -> list[tuple]:
 
 
 def elsewhere() -> dict[str, list[tuple]]:
-    """What a section says of what is not seen, or as single numbers."""
+    """Return what a section says of what is not seen, or as single numbers."""
     k, v = (vector(*x)[None, None, None].repeat(1, 3, 1, 1) for x in (NORA, MOVED))
     k[0, 1, 0], v[0, 0, 0], v[0, 1, 0] = vector(*MAX), vector(*HOME), vector(*MAX_AT)
     mean = ops.sum_rule(k, k, v, normalize=True)[0, -1, 0].tolist()
@@ -208,7 +210,7 @@ def settle(figure, step: str):
 
 
 def scroll(figure, key: str, step: str):
-    """A key that comes while the page still scrolls may be lost: once more."""
+    """Press again a key that comes while the page still scrolls: it may be lost."""
     for _ in range(100):
         figure.tab.keyboard.press(key)
         figure.tab.wait_for_timeout(100)
@@ -222,8 +224,9 @@ def scroll(figure, key: str, step: str):
     [(SIZES[0], "reduce"), (SIZES[1], "reduce"), (SIZES[0], "no-preference")],
 )
 def test_the_picture_follows_the_text(fresh, size, motion):
-    """Down and up again. It stays in the window, beside the text or above it;
-    it moves only for those who have not asked for rest: for them, two steps.
+    """Scroll down and up again: it stays in the window, beside the text or above it.
+
+    It moves only for those who have not asked for rest: for them, two steps.
     """
     figure = fresh("essay", size, motion)
     down = STEPS if motion == "reduce" else STEPS[:2]

@@ -134,8 +134,10 @@ def test_the_race_plays_and_can_be_paused(fresh):
 
 
 def test_each_tick_is_another_picture(fresh):
-    """There and back, also of the backward pass; where only the loop goes on, one
-    press takes it to its end."""
+    """Step there and back, also through the backward pass.
+
+    Where only the loop goes on, one press takes it to its end.
+    """
     figure = fresh("chunks", motion="reduce")
     figure.css("summary").click()
     figure.until("root.querySelector('input').max > 24")

@@ -116,7 +116,7 @@ def capacity(figure):
 
 
 def forgets(figure):
-    """What five memories return for every key that is asked for."""
+    """Return what five memories read for every key that is asked for."""
     for preset in ("Keys change", "New topic", "Room for all"):
         figure.press(preset)
         figure.until("state().complete")
@@ -226,8 +226,10 @@ def aft(figure):
 
 
 def test_feedback_shows_what_reads_what(fresh):
-    """All that a state can depend on, by the definitions of both models; and a path to
-    it that is as long as its page says."""
+    """Show all that a state can depend on, by the definitions of both models.
+
+    And a path to it that is as long as its page says.
+    """
     figure = fresh("feedback", motion="reduce")
     layers, steps = range(4), range(1, 7)
     for l, t in ((0, 5), (3, 1), (1, 2), (2, 3), (3, 6)):
@@ -253,7 +255,7 @@ def test_feedback_shows_what_reads_what(fresh):
 
 
 def weights(path: str) -> tuple[dict, dict]:
-    """What a file of weights says of its model, and its tensors."""
+    """Read the metadata and tensors of a file of weights."""
     with safe_open(FIGURES / f"{path}.safetensors", framework="pt") as file:
         about = json.loads(file.metadata()["model"])
         return about, {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
@@ -265,7 +267,7 @@ def result(name: str) -> dict:
 
 @functools.cache
 def model(path: str) -> LanguageModel:
-    """The weights of a figure in PyTorch."""
+    """Return the weights of a figure in PyTorch."""
     about, tensors = weights(path)
     if path.startswith("live"):
         made = pair_model(PairConfig(**result(path.replace("/", "-"))["config"]))
@@ -338,7 +340,7 @@ def test_shakespeare_reads_as_pytorch_does(fresh, rule):
 
 @torch.no_grad()
 def strengths(path: str, tokens: list[int]) -> torch.Tensor:
-    """The write strengths of PyTorch, [time, layer, head]."""
+    """Return the write strengths of PyTorch, [time, layer, head]."""
     found = []
 
     def keep(_, inputs, output):

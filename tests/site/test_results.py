@@ -38,7 +38,7 @@ def bench() -> dict:
 
 
 def runs() -> list[dict]:
-    """The training runs, the usual seed of each mixer first."""
+    """Return the training runs, the usual seed of each mixer first."""
     paths = RESULTS.glob("nanogpt-cpu-*.json")
     return [read(p.stem) for p in sorted(paths, key=lambda p: (len(p.stem), p.stem))]
 
@@ -55,7 +55,7 @@ def html(pages_of) -> str:
 
 @pytest.fixture(scope="module")
 def labels(pages_of) -> dict[str, str]:
-    """What each plot of the pages says to those who do not see it."""
+    """Return what each plot of the pages says to those who do not see it."""
     found = {}
     for page, html in pages_of.items():
         pattern = r'<svg id="plot-(\w+)" role="img" aria-label="([^"]*)"'
@@ -119,7 +119,7 @@ def runs_of(mixer: str) -> list[dict]:
 
 
 def final() -> dict[str, list[float]]:
-    """The losses of each mixer's runs."""
+    """Return the losses of each mixer's runs."""
     losses = defaultdict(list)
     for run in runs():
         losses[run["config"]["mixer"]].append(run["validation_loss"])
@@ -127,7 +127,7 @@ def final() -> dict[str, list[float]]:
 
 
 def said(label: str) -> dict[str, list[float]]:
-    """The numbers of each row of a chart."""
+    """Return the numbers of each row of a chart."""
     label = re.sub(r"(?<=\d),(?=\d{3})", "", label.replace("−", "-"))
     rows = label.partition("): ")[2].removesuffix(".").split("; ")
     found = (re.match(r"(.*?) ([+-]?\d[\d.]*(?: / [\d.]+)*)$", row) for row in rows)
@@ -256,7 +256,7 @@ def test_hybrids_are_those_of_their_files(html):
 
 
 def no_memory() -> list[float]:
-    """The losses of the control, by seed."""
+    """Return the losses of the control, by seed."""
     own = [
         p
         for p in points("language-model")

@@ -95,7 +95,7 @@ console.log(JSON.stringify(queries.map(first)));
 
 @pytest.fixture(scope="module")
 def sections(site) -> list[dict]:
-    """What the search has of the pages."""
+    """Return what the search has of the pages."""
     script = (site / "assets" / "search.js").read_text("utf-8")
     (line,) = re.findall(r"^const SECTIONS = (.+);$", script, re.MULTILINE)
     return json.loads(line)

@@ -446,7 +446,7 @@ def two_steps(angle):
 
 
 def _shuffles():
-    """All 24 permutations of four cups."""
+    """List all 24 permutations of four cups."""
     four = torch.cartesian_prod(*[torch.arange(4)] * 4)
     return four[(four.sort(-1).values == torch.arange(4)).all(-1)]
 

@@ -337,7 +337,7 @@ def _cache(generator, past=3, layers=2, width=4):
 
 
 def _only(generator, state):
-    """All the weight of the memory is on one state."""
+    """Put all the weight of the memory on one state."""
     chosen = torch.arange(3) == state
     return _cache(generator) | {"w": torch.where(chosen, 0.0, -1000.0).double()}
 

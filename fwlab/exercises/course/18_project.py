@@ -76,7 +76,7 @@ def _sorted_runs(generator, mine, theirs):
 
 
 def _above(generator, mine, theirs):
-    """All of mine are worse."""
+    """Return losses of which all of mine are worse."""
     runs = _sorted_runs(generator, theirs, mine)
     return {"mine": runs["theirs"], "theirs": runs["mine"]}
 
@@ -449,7 +449,7 @@ def _wins(answer, reference, generator):
 
 
 def _wins_again(answer, reference, generator):
-    """Each rule has draws of its own, so that none is tuned on them."""
+    """Give each rule draws of its own, so that none is tuned on them."""
     seed = int(1e9 * errors(_asked(answer)).sum())
     _beats(answer, 65, 100, seed)  # by luck alone once in 570 times
 
