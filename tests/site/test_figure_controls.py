@@ -331,7 +331,7 @@ def test_a_right_answer_is_played(fresh):
 
 
 #: Changes of a right answer: of which puzzle, which cells, and what is said of it.
-WRONG = """
+MISTAKES = """
 keep; a=, key: one => ✗ a=, key: expected numbers such as 1, 0.5, 1/2 or √3,
 keep; a=, key: 1 0 => need the same length; there are 2 and 1.
 keep; a=, key: 1 0; a?, query: 1 0 => ✗ At most 1 column, got 2.
@@ -353,7 +353,7 @@ def test_what_is_wrong_in_a_puzzle_is_said(fresh):
     """And which idea fails."""
     figure = fresh("puzzles")
     puzzles = tomllib.loads((FIGURES / "puzzles.toml").read_text("utf-8"))
-    for line in WRONG.strip().splitlines():
+    for line in MISTAKES.strip().splitlines():
         changes, _, said = line.partition(" => ")
         name, *cells = changes.split("; ")
         answer = deepcopy(puzzles[name]["answer"])
@@ -441,9 +441,11 @@ def test_the_address_holds_the_rule(fresh, look):
     assert figure.slider("Pairs").input_value() == "7"
     assert figure.slider("Token").input_value() == "14"
     # A link that is put into the same tab.
-    figure.tab.evaluate(
-        "location.hash = 'rule=def+step%28W%29%3A%0A++return+W&pairs=4'"
-    )
+    link = "rule=def+step%28W%29%3A%0A++return+W&pairs=4"
+    with figure.tab.expect_event("load"):
+        figure.tab.evaluate(
+            "(link) => void setTimeout(() => (location.hash = link))", link
+        )
     figure.until_it_says("Yours: 0")
     assert figure.css("textarea").input_value() == "def step(W):\n  return W"
     assert figure.slider("Pairs").input_value() == "4"
