@@ -318,7 +318,7 @@ def on_page_context(context, page, config, nav):
 
 
 def _equations() -> str:
-    """Every equation of the papers, and where it is."""
+    """List every equation of the papers, and where it is."""
     papers = []
     for name, paper in equations.papers().items():
         listed, whose = paper["equations"], name

@@ -30,7 +30,7 @@ def papers() -> dict[str, dict]:
 
 
 def every(numbers: str) -> list[str]:
-    """Each of "24" or "f3-f5"."""
+    """List each of "24" or "f3-f5"."""
     letter, low, high = re.fullmatch(
         r"([a-z]?)(\d+)(?:-[a-z]?(\d+))?", numbers
     ).groups()
@@ -81,7 +81,7 @@ def sources() -> dict[str, Source]:
 
 
 def specifies(file: Source) -> bool:
-    """Whether a file is a specification: it has a loop over time."""
+    """Say whether a file is a specification: it has a loop over time."""
     return file.path.endswith("naive.py") or "\ndef loop(" in file.text
 
 

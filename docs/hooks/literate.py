@@ -59,7 +59,7 @@ class Source:
 
     @cached_property
     def comments(self) -> list[tuple[int, str, bool]]:
-        """Each comment: its line, its text, and whether it has that line alone."""
+        """List each comment: its line, its text, and whether it has that line alone."""
         return [
             (token.start[0], token.string, not token.line[: token.start[1]].strip())
             for token in tokenize.generate_tokens(io.StringIO(self.text).readline)
@@ -68,7 +68,7 @@ class Source:
 
     @cached_property
     def computed(self) -> dict[str, list[int]]:
-        """The lines whose comment names an equation."""
+        """Return the lines whose comment names an equation."""
         lines: dict[str, list[int]] = {}
         for number, comment, alone in self.comments:
             for tag in () if alone else sorted(named(comment)):
@@ -113,7 +113,7 @@ class Source:
 
     @property
     def functions(self) -> list[list[Row]]:
-        """The rows of each function; first what the file says of itself."""
+        """Return the rows of each function; first what the file says of itself."""
         found: list[list[Row]] = []
         for row in self.rows:
             if row.name or not found:
@@ -128,7 +128,7 @@ class Source:
     def lines(
         self, prefix: str, link: Callable[[str], str], defined: dict[str, str]
     ) -> list[str]:
-        """Each line as HTML, with its number.
+        """Write each line as HTML, with its number.
 
         - `prefix`: of its anchor.
         - `link`: what to make of a comment.

@@ -68,13 +68,13 @@ class Row(NamedTuple):
 
     @property
     def corpora(self) -> str:
-        """What the points of its experiment have read, in this version."""
+        """Say what the points of its experiment have read, in this version."""
         results = _read(self.experiment, self.version)
         return "; ".join(_texts(results["points"] if results else Points()))
 
     @property
     def protocol(self) -> str:
-        """How it differs from the published one; a claim of ours has none."""
+        """Say how it differs from the published one; a claim of ours has none."""
         if not self.claim.published:
             return "–"
         quick = "quick version" * (self.version == "quick")
@@ -117,7 +117,7 @@ def _best(experiment: Experiment) -> tuple[str, dict | None]:
 
 
 def _index() -> list[dict]:
-    """Every experiment with its claims, its verdict, and how much of it was run."""
+    """List every experiment with its claims, its verdict, and how much of it was run."""
     found = []
     for experiment in EXPERIMENTS.values():
         version, best = _best(experiment)

@@ -173,7 +173,7 @@ def _stack(options: str) -> str:
 
 
 def _longer() -> str:
-    """How much the loss changes in windows sixteen times as long as in training."""
+    """Draw how much the loss changes in windows sixteen times as long as in training."""
     change = {
         mixer: [p["loss_1024"] - p["loss_64"] for p in own]
         for mixer, own in _points("length").by("mixer").items()

@@ -48,7 +48,7 @@ def site(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def pages(site) -> dict[str, Page]:
-    """All but 404.html, which stands alone, and those that lead to a new place."""
+    """Return all but 404.html, which stands alone, and those that lead to a new place."""
     names = (path.relative_to(site).as_posix() for path in site.rglob("*.html"))
     return {name: Page(site / name) for name in sorted({*names} - {"404.html", *MOVED})}
 

@@ -36,7 +36,7 @@ def number(text: str) -> float:
 
 
 def parted(still: str) -> tuple[list[str], list[str], list]:
-    """Its marks and texts, its numbers, and pixels of its images, from 0 to 255."""
+    """Return its marks and texts, numbers, and pixels of its images, from 0 to 255."""
     data = r"data:image/png;base64,([\w+/=]+)"
     images = [
         255 * imread(BytesIO(b64decode(coded))) for coded in re.findall(data, still)
@@ -273,7 +273,7 @@ class Tabs:
         return Figure(tab, name)
 
     def leave(self, tab):
-        """Nothing of a page stays but what the browser has of its files."""
+        """Forget all of a page but what the browser has of its files."""
         if tab not in self.tabs.values():  # of one test, or crashed
             return tab.context.close()
         tab.unroute_all()

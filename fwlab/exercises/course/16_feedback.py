@@ -31,7 +31,7 @@ def _model(generator, model=_feedback, layers=3, steps=5):
 
 
 def _any_reading(generator, layers, steps):
-    """Each state reads one below it, and some of all states of the past."""
+    """Let each state read one below it, and some of all states of the past."""
     reads = {}
     for t in range(steps):
         for l in range(1, layers + 1):
