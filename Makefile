@@ -37,7 +37,6 @@ serve: $(READY)
 test test-all: $(READY)
 	$(MAKE) --no-print-directory --keep-going --jobs $(JOBS) --output-sync $(GROUPS)
 
-test-all: SLOW := --all
 test-all: export PYTEST_ADDOPTS := $(PYTEST_ADDOPTS) -m "" --hypothesis-profile=others
 
 test-site: $(READY)

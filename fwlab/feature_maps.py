@@ -652,7 +652,7 @@ class FAVOR(RandomFeatures):
 def _favor(x: Tensor, omega: Tensor, scaled: bool) -> tuple[Tensor, Tensor | None]:
     r"""Compute Eq. 31 with the factor $1/\sqrt{2m}$ as a logarithm.
 
-    The exponents are $\pm\omega x - |x|^2/2$ minus that logarithm.
+    The exponents are $\pm\omega x - |x|^2/2$ plus that logarithm.
 
     With `scaled`, the scale is the largest exponent of a key, so that its largest
     feature is 1. This uses one key alone: nothing of it depends on another step.

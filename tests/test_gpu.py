@@ -191,7 +191,7 @@ def test_grids_have_room(time):
 
 @pytest.fixture
 def ptxas(tmp_path, monkeypatch):
-    """Return a function that makes Triton use a ptxas of this version."""
+    """Yield a function that makes Triton use a ptxas of this version."""
 
     def use(version):
         path = tmp_path / version

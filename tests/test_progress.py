@@ -30,9 +30,9 @@ from fwlab.exercises.checking import lines_of
 
 
 def write(W, k, v):
-    """Write no line of code with a comment.
+    """Add a pair: a docstring is no line of code.
 
-    And none with this.
+    Neither is this.
     """
     # nor this
     return (

@@ -88,7 +88,7 @@ class Page:
         )
 
     def _functions(self, version: str, file: Source) -> Iterator[list[dict]]:
-        """Return the functions of a file as rows of notes (Markdown) and code (HTML)."""
+        """Yield the rows of each function: notes (Markdown) and code (HTML)."""
         address = partial(self._address, version)
         equation = partial(self._equation, version)
         comment = partial(linked, address=address)

@@ -101,7 +101,7 @@ def replace():
         return zip(parts(a, -1), parts(b, dim), strict=True)
 
     def product(name, added, dim):
-        """Return a product (mm), and the one that adds (addmm)."""
+        """Replace the kernels of a product (mm), and of the one that adds (addmm)."""
 
         def add(out, a, b, *, beta=1, alpha=1):
             if out.dtype != a.dtype or not taken(a, b, dim):

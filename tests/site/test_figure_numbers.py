@@ -116,7 +116,7 @@ def capacity(figure):
 
 
 def forgets(figure):
-    """Return what five memories read for every key that is asked for."""
+    """Yield what five memories read for every key that is asked for."""
     for preset in ("Keys change", "New topic", "Room for all"):
         figure.press(preset)
         figure.until("state().complete")

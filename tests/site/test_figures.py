@@ -118,7 +118,7 @@ def test_for_all_readers(fresh, name, size):
 
 
 def fingers(figure):
-    """List handles, buttons and cells to tap: at least 44 px, and 24 in a table."""
+    """Expect handles, buttons and cells of at least 44 px, 24 in a table."""
     kinds = ".fw-handle, .fw-tap, .fw-button, .fw-choice label, [type=range]"
     small = f"all('{kinds}').filter((e) => seen(e) && !e.closest('[hidden]'))"
     small += ".map((e) => [e.textContent, e.getBoundingClientRect(), e.closest('th') ? 24 : 43.5])"
