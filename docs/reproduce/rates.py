@@ -42,7 +42,8 @@ FEW = ("sum", "delta", "gated-delta", ALONE, ROTARY, CONVOLVED)
 RATES = {"quick": (1e-3, 4e-3, 1.6e-2), "full": (1e-3, 3e-3, 1e-2, 3e-2)}
 #: Mixers that are best at the highest of these have run at a higher one, too.
 HIGHER = {"aft-full": 1e-1, "aft-local": 1e-1, "aft-conv": 1e-1}
-#: The rate that the first seed has chosen, at which two more have run.
+#: The rate that the first seed has chosen, at which two more run; not yet chosen for
+#: what has not run at every rate: `fwp`, and the feedback mixers.
 CHOSEN = {
     **dict.fromkeys(
         ("attention, rotary", "transformer-xl", "gated", "gated-delta"), 3e-3
