@@ -269,6 +269,50 @@ def test_what_cannot_be_written_down_is_said(sources, why, notebook, capsys):
     assert not file.exists()
 
 
+def test_what_is_kept_runs_by_itself(notebook, capsys):
+    file = notebook.with_name(lab.FILE)
+    helper = "def outer(v, k, eps=EPS):\n    return (v[..., None] * k[..., None, :]).clamp(-inf, inf) + 0 * eps\n"
+    uses = "def write(W, k, v):\n    one = SIGN\n    return W + outer(v, k)\n"
+    names = cells(
+        "SIGN, EPS, inf, k, one = 1, 1e-6, float('inf'), [1], [1]\n", helper, uses
+    )
+    check(names["write"])  # k is a parameter, one a local name
+    text = file.read_text()
+    assert 'inf = float("inf")' in text and "1e-06" in text.split("def outer")[0]
+    check(mine("write"), "write")
+    assert (
+        file.read_text() == text
+        and "It is in my_lab.py already." in capsys.readouterr().out
+    )
+    other = "from my_lab import outer\ndef correct(W, k, v):\n    return W + outer(v - (W @ k[..., None])[..., 0], k) + EPS * 0\n"
+    check(cells("EPS = 5.0\n", other)["correct"])
+    assert (
+        "write has another EPS" in capsys.readouterr().out and file.read_text() == text
+    )
+    check(cells(other.replace("EPS", "0"))["correct"])
+    assert (
+        file.read_text().count("def outer") == 1
+        and mine("correct").__module__ == "my_lab"
+    )
+    changed = "def write(W, k, v):\n    return outer(v, k) + W\n"
+    check(cells("from my_lab import outer\n", changed)["write"])
+    assert (
+        "return outer(v, k) + W" in file.read_text() and "def outer" in file.read_text()
+    )
+    file.write_text((before := file.read_text()) + "\n\n# %% notes\n\n1 / 0\n")
+    check(
+        cells(
+            WRITE.replace(
+                "SIGN * outer(v, k)", "v[..., None] * k[..., None, :]"
+            ).replace("naive", "1")
+        )["write"]
+    )
+    assert (
+        file.read_text().startswith(before)
+        and "not kept in my_lab.py: division" in capsys.readouterr().out
+    )
+
+
 def test_ours_is_not_kept(notebook, capsys):
     file = notebook.with_name(lab.FILE)
     check(EXERCISES["write"].reference)

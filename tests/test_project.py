@@ -151,7 +151,21 @@ return open(W) => line 2: no function open; there are outer, diag
 return __builtins__ => line 2: no name __builtins__; there are W, beta
 return 'W' => line 2: expected a number, got 'W'
 import os => line 2: there is no Import here
-def step(W, k=open(0)): return W => line 1: no function open; there are outer
+def step(W, k=open(0)): return W => line 1: write def step
+def step(): return W => line 1: write def step
+def step(W, *k): return W => line 1: write def step
+def step(W, *, k): return W => line 1: write def step
+def step(W, k, /): return W => line 1: write def step
+def step(W, k, k): return W => line 1: duplicate argument
+x = W;;return x % 2 => line 4: no operator %
+W //= 2;return W => line 2: no operator //
+x = 2;return W + => line 3: invalid syntax
+x = 2;  return W => line 3: unexpected indent
+x = W => line 2: end with return, and the new W
+x = W;return => line 3: end with return, and the new W
+exp = W;return W => line 2: exp is a function; take another name
+return y;y = W => line 2: no name y
+return sum(W, 1) => line 2: sum takes 1, not 2
 def step(W, n): return W / n => expected W, k, v and beta, got n
 print(1) or def => line 1: write def step(W, k, v, beta): and nothing else
 """
@@ -161,6 +175,19 @@ print(1) or def => line 1: write def step(W, k, v, beta): and nothing else
 def test_nothing_else_of_python_is_run(line):
     text, _, said = line.partition(" => ")
     text = text.removesuffix(" or def") if "def" in text else HEAD + text
+    text = text.replace(";", "\n    ")
     with pytest.raises(ValueError) as refusal:
         from_editor(text)
     assert str(refusal.value).startswith(said)
+
+
+def test_numbers_and_shapes_are_those_of_the_page():
+    W, k, v = torch.ones(2, 4, 5), torch.ones(2, 5), torch.ones(2, 4)
+    for number in ("9 ** 9 ** 9", "1 / 0", "10 ** 400", "1" * 400):
+        new = from_editor(f"{HEAD}return {number} * W")(W, k, v)
+        assert new.dtype == W.dtype and new.isinf().all()
+    for wrong in ("k", "1"):
+        with pytest.raises(ValueError, match="expected a new W of"):
+            from_editor(f"{HEAD}return {wrong}")(W, k, v)
+    with pytest.raises(ValueError, match="at most 2000 characters"):
+        from_editor(f"{HEAD}return W{' ' * 2_000}")

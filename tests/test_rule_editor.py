@@ -17,6 +17,9 @@ def step(W, k, k):; return W => line 1: an input stands there twice
 def step(W, gamma):; return W => line 1: no input gamma; there are W, n, write
 sum = k => line 2: sum is a function; take another name
 lambda = 2 => line 2: lambda is a word of Python, not a name
+None = 2 => line 2: None is a word of Python, not a name
+import = 2 => line 2: import is a word of Python, not a name
+return W // 2 => line 2: there is no //
 if W > 0: => line 2: write name = ... or return ...
 W -= 1) * (2 => line 2: did not expect )
 return W + kk => line 2: no name kk; there are W, k, v, beta

@@ -84,7 +84,7 @@ const diagonal = (x) => {
 };
 
 /** The functions, with the number of their arguments. @type {Record<string, [number, any]>} */
-export const FUNCTIONS = {
+const FUNCTIONS = {
   __proto__: null,
   outer: [2, outer],
   diag: [1, diagonal],
@@ -121,8 +121,8 @@ const negative = each((a) => -a);
 
 // --- From text to functions -------------------------------------------------
 
-const WORD = /\*\*|[<>]=|[A-Za-z_]\w*|(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|\S/gi;
-const WORDS_OF_PYTHON = /^(and|as|def|del|elif|else|for|from|if|in|is|lambda|not|or|pass|return|while|with)$/;
+const WORD = /\*\*|\/\/|[<>]=|[A-Za-z_]\w*|(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|\S/gi;
+const WORDS_OF_PYTHON = /^(False|None|True|and|as|assert|async|await|break|class|continue|def|del|elif|else|except|finally|for|from|global|if|import|in|is|lambda|nonlocal|not|or|pass|raise|return|try|while|with|yield)$/;
 
 /** Read one expression. @returns {Expression} */
 const parse = (text, known, fail) => {
@@ -135,7 +135,7 @@ const parse = (text, known, fail) => {
     if (word === ".") fail("there are no methods here, such as W.T");
     if (word === "[") fail("there are no parts here, such as k[0]");
     if (OPERATORS[word]?.[0] === 0) fail(`${word} is for where(k > 0, k, 0) alone`);
-    return fail(`did not expect ${word}`);
+    return fail(word === "//" ? "there is no //" : `did not expect ${word}`);
   };
   const join = (f, a, b) => (scope) => f(a(scope), b(scope));
   /** Read what operators of this rank or above join. */

@@ -19,7 +19,7 @@ export const through = (...places) => `M${places.map(point).join("L")}`;
 // One shape per pair, around 0, for those who see no letter or colour.
 const polygon = (...corners) => (size) =>
   `${through(...corners.map((corner) => corner.map((x) => x * size)))}Z`;
-export const SHAPES = [
+const SHAPES = [
   (r) => `M${-r} 0a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r} 0 1 0 ${-2 * r} 0Z`,
   polygon([-0.9, -0.9], [0.9, -0.9], [0.9, 0.9], [-0.9, 0.9]),
   polygon([-1.2, 0.75], [0, -1.3], [1.2, 0.75]),

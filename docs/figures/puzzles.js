@@ -57,6 +57,7 @@ const sized = ([steps, columns]) => `${counted(steps, "step")} × ${counted(colu
 
 /** Read "0.5", "1/2", "2√3/3" or "-x", which `given` has: a function of `given`. */
 const expression = (text, given, place) => {
+  const more = place.endsWith("value") ? ", or an expression of x" : "";
   const plain = text
     .replaceAll("−", "-")
     .replace(/([\d.]*)√([\d.]+)/g, (_, times, root) => `(${times || 1} * sqrt(${root}))`);
@@ -66,12 +67,13 @@ const expression = (text, given, place) => {
     f(given);
     return f;
   } catch {
-    throw new Wrong(`${place}: expected numbers such as 1, 0.5, 1/2 or √3, got ${text}.`);
+    throw new Wrong(`${place}: expected numbers such as 1, 0.5, 1/2 or √3${more}, got ${text}.`);
   }
 };
 const numbers = (text, place) =>
   text.split(/[\s,;]+/).map((part) => {
     const given = { W: number(0) };
+    if (/\bW\b/.test(part)) throw new Wrong(`${place}: expected numbers, got ${part}.`);
     const [x] = expression(part, given, place)(given).data;
     const size = Math.abs(x);
     if (x !== 0 && !(size >= SMALL && size <= LARGE))
