@@ -26,27 +26,27 @@ def no_maximum(k: Tensor, v: Tensor, w: Tensor, epsilon: float = 0.0) -> Tensor:
 
 
 def plus_epsilon(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """Compute the same with a small number in the denominator."""
+    """Add a small number to the denominator."""
     return no_maximum(k, v, w, epsilon=1e-6)
 
 
 def clamped_keys(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """No key may be large."""
+    """Let no key be large."""
     return no_maximum(k.clamp(-60, 30), v, w)
 
 
 def maximum_over_time(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """Return the largest key of all steps, and the largest bias that each row sees."""
+    """Subtract the largest key of all steps, and the largest bias that each row sees."""
     return no_maximum(k - k.max(), v, w - seen(w).amax(1, True))
 
 
 def running_maximum(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """Return the largest key that each row sees, and its largest bias."""
+    """Subtract the largest key that each row sees, and its largest bias."""
     return no_maximum(k - k.cummax(0)[0][:, None], v, w - seen(w).amax(1, True))
 
 
 def tile_maximum(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """Return the largest k + w of each row, with all keys of its tile of 4."""
+    """Subtract the largest k + w of each row, with keys up to the end of its tile."""
     tile = torch.arange(len(k)) // 4
     scores = k + w
     top = seen(scores, tile[:, None] >= tile).amax(1, True)
