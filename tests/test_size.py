@@ -14,10 +14,10 @@ LINES = {
     "fwlab/training": 1_651,
     "fwlab/data": 1_285,
     "fwlab/bench": 826,
-    "fwlab/exercises": 10_785,
+    "fwlab/exercises": 10_780,
     "docs/reproduce": 6_631,
     "docs/tools": 1_370,
-    "tests": 22_957,
+    "tests": 22_949,
 }
 
 

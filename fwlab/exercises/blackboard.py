@@ -100,7 +100,7 @@ def _refused(node: Any, parent: Any, known: set[str]) -> str:
 
 
 def from_editor(
-    text: str, beta: float = 0.7, **gates: float | Tensor
+    text: str, beta: float = 0.7
 ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """Turn a rule of the site's editor into a step, for any number of heads.
 
@@ -116,27 +116,22 @@ def from_editor(
     - `text`: a function `step` of assignments and `return`, with the operators
       `+ - * / ** @` and the functions `outer`, `diag`, `sum`, `norm`, `exp`, `log`,
       `sqrt`, `abs`, `sign`, `relu`, `tanh`, `sigmoid`, `maximum`, `minimum`, `where`.
-      It takes some of `W`, `k`, `v`, `beta` and `gates`, for one head.
+      It takes some of `W`, `k`, `v`, `beta`, for one head.
     - `beta`: the strength, the same at each token.
-    - `gates`: the same of what else it takes, such as `alpha=0.95`; a tensor of the
-      key's or the value's width where the text has a vector.
     - Returns a function of `W` `[..., value, key]`, `k` `[..., key]` and `v`
       `[..., value]`, which returns the new `W`.
     - Raises `ValueError` for what the language does not have, with the line. Nothing
       else of Python is run.
     """
     one, takes = compiled(text)
-    if missing := sorted({*takes} - {"W", "k", "v", "beta", *gates}):
-        example = f"from_editor(text, {missing[0]}=0.9)"
-        raise ValueError(f"expected {', '.join(missing)}, as in {example}, got none")
+    if other := {*takes} - {"W", "k", "v", "beta"}:
+        raise ValueError(f"expected W, k, v and beta, got {', '.join(sorted(other))}")
 
     def rule(W: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        same = {"beta": beta} | gates
-        given = {n: torch.as_tensor(x, dtype=W.dtype) for n, x in same.items()}
-        given |= {"W": W, "k": k, "v": v}
+        given = {"W": W, "k": k, "v": v, "beta": torch.tensor(beta, dtype=W.dtype)}
         step = one
         for _ in W.shape[:-2]:
-            step = torch.vmap(step, tuple(None if n in same else 0 for n in takes))
+            step = torch.vmap(step, tuple(None if n == "beta" else 0 for n in takes))
         new = step(*(given[name] for name in takes))
         if new.shape != W.shape:
             raise ValueError(f"expected a new W of {[*W.shape]}, got {[*new.shape]}")
