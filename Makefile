@@ -1,4 +1,4 @@
-# The plain commands behind these targets stand in README.md.
+# The plain commands behind these targets stand in docs/contribute.md.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -33,30 +33,25 @@ serve: $(READY)
 	$(BIN)/python docs/tools/npm.py
 	$(BIN)/mkdocs serve
 
-# Every group runs to its end, then comes what each has cost.
+# Every group runs to its end, with its slowest tests.
 test test-all: $(READY)
-	rm -rf .cache/tests
-	@failed=0; \
-	$(MAKE) --no-print-directory --keep-going --jobs $(JOBS) --output-sync $(GROUPS) || failed=1; \
-	$(BIN)/python tests/costs.py || failed=1; \
-	exit $$failed
+	$(MAKE) --no-print-directory --keep-going --jobs $(JOBS) --output-sync $(GROUPS)
 
-test-all: SLOW := --all
-test-all: export PYTEST_ADDOPTS := $(PYTEST_ADDOPTS) -m "not speed" --hypothesis-profile=others
+test-all: export PYTEST_ADDOPTS := $(PYTEST_ADDOPTS) -m "" --hypothesis-profile=others
 
 test-site: $(READY)
 	$(BIN)/python docs/tools/npm.py
-	FWLAB_GROUP=site $(PYTEST) tests/site
+	$(PYTEST) tests/site
 
 test-package: $(READY)
-	FWLAB_GROUP=package $(PYTEST) tests --ignore tests/site --ignore tests/interpreter --ignore tests/test_notebooks.py
+	$(PYTEST) tests --ignore tests/site --ignore tests/interpreter --ignore tests/test_notebooks.py
 
 # With a file of tests, for what tests/conftest.py sets.
 test-notebooks: $(READY)
-	FWLAB_GROUP=notebooks $(PYTEST) tests/test_notebooks.py notebooks
+	$(PYTEST) tests/test_notebooks.py notebooks
 
 test-kernels: $(READY)
-	FWLAB_GROUP=kernels TRITON_INTERPRET=1 $(PYTEST) tests/interpreter
+	TRITON_INTERPRET=1 $(PYTEST) tests/interpreter
 
 # make mutants [FILES="fwlab/ops/softmax/naive.py ..."]
 mutants: $(READY)
@@ -75,7 +70,6 @@ screenshots: site
 bench: $(READY)
 	$(BIN)/fwlab bench
 	$(BIN)/python docs/tools/peers.py
-	$(PYTEST) -m speed tests/site
 
 # make reproduce NAME=capacity [ARGS=--quick]
 reproduce: $(READY)

@@ -1,6 +1,4 @@
-"""The command line: `fwlab train`, `plot`, `generate`, `look`, `info`, `bench` and
-`exercises`.
-"""
+"""The command line: `fwlab train`, `fwlab exercises` and five others."""
 
 import os
 import re
@@ -326,14 +324,17 @@ def exercises(
             with the others, and only they are exported.
         force: Export over notebooks that are there.
     """
-    from fwlab.exercises import TOPICS, grading, handouts, progress
+    from fwlab.exercises import TOPICS, grading, handouts, lab, progress
 
     topics, module = dict(TOPICS), None
     if own:
         module = own.stem, own.read_text("utf-8-sig")
         topics = {own.stem: handouts.own_exercises(*module)}
     if action == "list":
-        print(progress.overview(progress.found(paths[0] if paths else Path())))
+        folder = paths[0] if paths else Path()
+        print(progress.overview(progress.found(folder)))
+        if kept := lab.shelf(folder):
+            print(f"\nYours, in {lab.FILE}: {', '.join(kept)}")
     elif action == "export":
         if not paths:
             raise ValueError("expected a folder, got none")

@@ -488,8 +488,9 @@ class _DPFP(torch.autograd.Function):
 
 
 def _rectified(x: Tensor, nu: int) -> Tensor:
-    """$r$ of Eq. 37 `[..., 2 * d]`, and its first entries once more: then
-    a shift is a slice.
+    """Compute $r$ of Eq. 37 `[..., 2 * d]` and repeat its first `nu` entries.
+
+    Then every shift is a slice.
     """
     d = x.shape[-1]
     more = min(nu, 2 * d - 1)
@@ -633,7 +634,7 @@ class FAVOR(RandomFeatures):
         return self._features(x, self.stabilize)
 
     def _features(self, x: Tensor, scaled: bool) -> tuple[Tensor, Tensor | None]:
-        """Features as they are, or `scaled` and their scale."""
+        """Return features as they are; or, `scaled`, features and their scale."""
         with torch.autocast(x.device.type, enabled=False):
             wide = _at_least_float32(x)
             if self.stabilize:
@@ -649,8 +650,9 @@ class FAVOR(RandomFeatures):
 
 
 def _favor(x: Tensor, omega: Tensor, scaled: bool) -> tuple[Tensor, Tensor | None]:
-    r"""Eq. 31: the exponents are $\pm\omega x - |x|^2/2$, and the factor
-    $1/\sqrt{2m}$ as a logarithm.
+    r"""Compute Eq. 31 with the factor $1/\sqrt{2m}$ as a logarithm.
+
+    The exponents are $\pm\omega x - |x|^2/2$ plus that logarithm.
 
     With `scaled`, the scale is the largest exponent of a key, so that its largest
     feature is 1. This uses one key alone: nothing of it depends on another step.

@@ -198,8 +198,9 @@ class Reading(NamedTuple):
 
 
 def read(source: Path, text: str, limit: int) -> Reading:
-    """Load what `fwlab generate` takes, and the first tokens of a text, as many as
-    `limit` and a table of positions allow.
+    """Load what `fwlab generate` takes, and the first tokens of a text.
+
+    There are as many as `limit` and a table of positions allow.
 
     Raises what loading raises, and `ValueError` for fewer than 2 tokens.
     """
@@ -252,7 +253,7 @@ def occurrences(reading: Reading, name: str | None) -> tuple[str | None, list[in
 
 
 def report(layer: Layer, places: Sequence[int]) -> dict[str, Any]:
-    """All numbers of a layer as plain values, with four digits; None = not finite.
+    """Return all numbers of a layer as plain values of four digits; None = not finite.
 
     The names are those of `Layer`. "changes": how many tokens after the first of
     `places` the name comes again, and what is kept just before and after that.
@@ -290,7 +291,7 @@ def _plain(x: Any) -> Any:
 def picture(
     reading: Reading, layers: Sequence[Layer], name: str | None, places: Sequence[int]
 ) -> Figure:
-    """All heads over the text, one row each: what `look` has found for a name."""
+    """Draw all heads over the text, a row each: what `look` has found for a name."""
     beta = torch.cat([layer.beta for layer in layers], 1)
     norm = torch.cat([layer.norm for layer in layers], 1)
     decay = torch.cat([layer.decay.mean(-1) for layer in layers], 1)

@@ -12,18 +12,18 @@ from fwlab import ops
 
 
 def random(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
-    """Normal numbers in float64, the same for the same seed."""
+    """Draw normal numbers in float64, the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
     return scale * torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def drawn_mask(*shape: int, share: float = 0.6, seed: int = 0) -> Tensor:
-    """A random mask that keeps about this share of the steps."""
+    """Draw a mask that keeps about this share of the steps."""
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < share
 
 
 def numbers(state: object) -> int:
-    """The number of scalars in a state, of whatever parts; masks are none."""
+    """Return the number of scalars in a state, of whatever parts; masks are none."""
     if isinstance(state, Tensor):
         return state.numel() if state.is_floating_point() else 0
     return sum(map(numbers, state)) if isinstance(state, list | tuple) else 0
@@ -32,13 +32,13 @@ def numbers(state: object) -> int:
 def agree(
     found: Iterable[Tensor], wanted: Iterable[Tensor], limit: float = 1e-12
 ) -> None:
-    """All pairs of tensors are equal up to a relative error."""
+    """Say whether all pairs of tensors are equal up to a relative error."""
     for one, other in zip(found, wanted, strict=True):
         assert error(one, other) < limit
 
 
 def identical(found: Iterable[Tensor], wanted: Iterable[Tensor]) -> None:
-    """All pairs of tensors are equal to the last bit."""
+    """Say whether all pairs of tensors are equal to the last bit."""
     for one, other in zip(found, wanted, strict=True):
         assert torch.equal(one, other)
 
@@ -48,14 +48,14 @@ def refuses(
     message: str,
     kind: type[Exception] | tuple[type[Exception], ...] = (TypeError, ValueError),
 ) -> None:
-    """A call raises an error, whose message is one line that says this."""
+    """Expect an error whose message is one line that says this."""
     with pytest.raises(kind, match=message) as info:
         call()
     assert "\n" not in str(info.value)
 
 
 def rebuild(state: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same structure with every tensor changed."""
+    """Return the same structure with every tensor changed."""
     if isinstance(state, Tensor):
         return change(state)
     if isinstance(state, tuple | list):
@@ -65,7 +65,7 @@ def rebuild(state: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def parts(state: Any) -> tuple[Tensor, ...]:
-    """The floating-point tensors of a state."""
+    """Return the floating-point tensors of a state."""
     if isinstance(state, Tensor):
         return (state,) if state.is_floating_point() else ()
     if isinstance(state, tuple):
@@ -87,7 +87,7 @@ def error(found: Tensor, wanted: Tensor) -> float:
 
 
 def weighted(*outputs: Tensor, seed: int = 1) -> Tensor:
-    """A scalar that depends on every finite output with a random weight."""
+    """Return a scalar that depends on every finite output with a random weight."""
     generator = torch.Generator().manual_seed(seed)
     total = torch.zeros((), dtype=torch.float64)
     for output in outputs:
@@ -99,7 +99,7 @@ def weighted(*outputs: Tensor, seed: int = 1) -> Tensor:
 
 
 def saved_bytes(function: Callable[[], Any]) -> int:
-    """What autograd saves for the backward pass, each storage once."""
+    """Record what autograd saves for the backward pass, each storage once."""
     kept: list[Tensor] = []
 
     def pack(x: Tensor) -> int:
@@ -116,7 +116,7 @@ def saved_bytes(function: Callable[[], Any]) -> int:
 
 
 def problem(text: str, **options: Any) -> fuzz.Problem:
-    """A problem of the fuzzer: see `fuzz.parsed`.
+    """Make a problem of the fuzzer: see `fuzz.parsed`.
 
     - `options`: more of its options, by name.
     """
@@ -136,6 +136,6 @@ def call(p: fuzz.Problem, **changes: Any) -> Any:
 
 
 def computed(p: fuzz.Problem) -> list[Tensor]:
-    """Outputs, states and all gradients of a problem."""
+    """Compute outputs, states and all gradients of a problem."""
     outputs = p.called(p.x, p.state)
     return [x for _, x in p.with_gradients(outputs, p.x, p.state)]

@@ -11,7 +11,6 @@ from pathlib import Path
 # start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import costs
 import hypothesis
 import pytest
 import torch
@@ -34,13 +33,13 @@ hypothesis.settings.load_profile("same")
 
 @pytest.fixture(autouse=True)
 def seed():
-    """The same random numbers in any order of tests."""
+    """Draw the same random numbers in any order of tests."""
     torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
 def copies():
-    """The command in copies of one process that has loaded PyTorch: see terminal.py."""
+    """Run the command in copies of one process that has PyTorch: see terminal.py."""
     import terminal
 
     with terminal.copies() as run:
@@ -48,14 +47,9 @@ def copies():
 
 
 def pytest_collection_finish():
-    """What is loaded now stays: it need not be looked through for garbage again."""
+    """Keep what is loaded now out of every later garbage collection."""
     gc.collect()
     gc.freeze()
-
-
-def pytest_configure(config):
-    # Not only for the folder of this file: notebooks are tested, too.
-    config.pluginmanager.register(costs.Record(), "costs")
 
 
 #: Rules that differ from another one only in the inputs of their recurrence.

@@ -48,7 +48,7 @@ class _First(TorchDispatchMode):
 
 
 def frames(rule: str = "delta", time: int = 150) -> list[Called]:
-    """What runs, from outside to inside, when the recurrence first multiplies.
+    """List the calls, from outside to inside, when the recurrence first multiplies.
 
     From `FastWeightAttention.forward` on. The functions that PyTorch calls in
     between are not counted, and a function that calls itself counts each time.

@@ -122,7 +122,7 @@ class Problem:
         return torch.randn(shape, generator=self.g, dtype=torch.float64)
 
     def laid(self, x: Tensor) -> Tensor:
-        """The same values in other storage; "expanded" repeats some of them."""
+        """Return the same values in other storage; "expanded" repeats some of them."""
         storage, dim = self.c["storage"], max(0, min(x.dim() - 2, 2))
         if storage == "strided":
             return torch.stack([x, x], -1)[..., 1]
@@ -173,8 +173,9 @@ class Problem:
         return x, [part * c["state"] for part in state[: 1 + c["normalize"]]]
 
     def keep_readable(self, k: Tensor, log_decay: Tensor, **x: Tensor) -> None:
-        """Empty a normalised memory that fades by more than e^-60 between two writes:
-        further down it may read a mean or 0.
+        """Empty a normalised memory that fades by more than e^-60 between two writes.
+
+        Further down it may read a mean or 0.
         """
         written = k.abs().sum(-1) * (x["beta"] if self.c["op"] == "gated_rule" else 1)
         faded = torch.zeros(len(k), self.c["heads"]).double()
@@ -260,7 +261,7 @@ class Problem:
     # What fwlab computes.
 
     def found(self) -> list[tuple[str, Tensor]]:
-        """Outputs, states and gradients of fwlab."""
+        """Compute outputs, states and gradients by fwlab."""
         c = self.c
         given = [*self.x.items(), *self.named(self.state)]
         before = [part.detach().clone() for _, part in given]
@@ -298,7 +299,7 @@ class Problem:
         return [(name, part.detach().cpu()) for name, part in named]
 
     def transformed(self, outputs: Parts) -> list[tuple[str, Tensor]]:
-        """The same by torch.func."""
+        """Compute the same by torch.func."""
         # A tangent cannot be written where elements share memory.
         given = tree_map(lambda p: p.detach().contiguous(), [self.x, self.state])
         weights = self.weights(outputs)
@@ -368,7 +369,7 @@ class Problem:
         return [torch.cat(y, 1), *parts]
 
     def piece(self, name: str, x: Tensor, a: int, b: int) -> Tensor:
-        """The steps from a to b of an input."""
+        """Return the steps from a to b of an input."""
         if name == "bias":
             return x[a:b, : x.shape[1] - self.c["time"] + b]
         if name == "band":
@@ -378,8 +379,10 @@ class Problem:
     # What is expected.
 
     def expected(self, jitter: int = 0) -> list[tuple[str, Tensor]]:
-        """What the loops compute; with jitter in the precision of the sums (of
-        float32 for float64), from inputs that are off by up to a rounding.
+        """Compute by the loops.
+
+        With jitter: in the precision of the sums (of float32 for float64), from inputs
+        that are off by up to a rounding.
         """
         c, sums = self.c, min(self.sums, torch.float32, key=lambda d: d.itemsize)
         dtype = sums if jitter else torch.float64
@@ -415,7 +418,7 @@ class Problem:
         return self.with_gradients([whole, *states], x, state)
 
     def alone(self, x: Named, state: Parts, row: int, steps: slice, more: Named) -> Any:
-        """What the loop makes of one sequence, without its masked tokens."""
+        """Run the loop on one sequence, without its masked tokens."""
         op, real = self.c["op"], self.mask[row][steps]
         if op == "feedback_attention":
             x = {n: p[row] if n in HIDDEN else p for n, p in x.items()}
@@ -435,7 +438,7 @@ class Problem:
     def with_gradients(
         self, outputs: Parts, x: Named, state: Parts
     ) -> list[tuple[str, Tensor]]:
-        """Outputs and gradients by name; the loss has random weights."""
+        """Return outputs and gradients by name; the loss has random weights."""
         c, mode = self.c, self.c["mode"]
         named, leaves = self.outputs(outputs), self.leaves(x, state)
         if c["grad"] == "none" or not leaves:
@@ -483,7 +486,7 @@ class Problem:
         return [("y", parts[0]), *self.named(parts[1:])]
 
     def leaves(self, x: Named, state: Parts) -> list[tuple[str, Tensor]]:
-        """Those of which gradients are compared, by name."""
+        """Return the inputs of which gradients are compared, by name."""
         given = [*x.items(), *self.named(state)]
         own = dict([*self.x.items(), *self.named(self.state)])
         return [(n, p) for n, p in given if own[n].requires_grad and n != "factors"]
@@ -510,7 +513,7 @@ def finite(x: Tensor) -> Tensor:
 
 
 def check(c: Case) -> str | None:
-    """What is wrong with a case, in one line; "beyond" = it is not compared."""
+    """Say in one line what is wrong with a case; "beyond" = it is not compared."""
     p = Problem(c)
     wanted = p.expected() if c["batch"] else None
     if wanted and not all((finite(x).abs() <= LARGEST).all() for _, x in wanted):
@@ -550,7 +553,7 @@ def check(c: Case) -> str | None:
 
 
 def draw(seed: str, implementation: str | None = None, device: str = "cpu") -> Case:
-    """A random case that its operation can compute.
+    """Draw a random case that its operation can compute.
 
     - `implementation`: of all operations that have it; None = any that runs on a CPU.
     """
@@ -639,7 +642,7 @@ def draw(seed: str, implementation: str | None = None, device: str = "cpu") -> C
 
 
 def forms(op: str) -> tuple[str, ...]:
-    """The implementations of an operation that run here."""
+    """List the implementations of an operation that run here."""
     if op in MAPS or op == "feedback_attention":
         return ("naive",)
     return ops.implementations(op)
@@ -681,8 +684,10 @@ VARIED += ("cuts", "group", "channels", "activation", "window")
 def fixed(
     count: int = 300, implementation: str | None = None, device: str = "cpu"
 ) -> list[Case]:
-    """Cases that are always the same: of many, those that add most pairs of a form of
-    an operation with a value of an option.
+    """Choose cases, always the same ones.
+
+    Of many, they are those that add most pairs of a form of an operation with a value
+    of an option.
     """
     pool, compiled = [], set()
     cases = [parsed(text) for text in ALWAYS] * (implementation is None)
@@ -727,7 +732,7 @@ def fails(c: Case) -> bool:
 
 
 def simpler(c: Case) -> Case:
-    """Each option at its simplest, or on the way there, as long as it fails."""
+    """Put each option to its simplest value, or nearer to it, as long as it fails."""
     if c["compiled"]:  # which is slow
         return c
     for name, simplest in SIMPLEST.items():
@@ -745,7 +750,7 @@ def line(c: Case) -> str:
 
 
 def parsed(text: str) -> Case:
-    """The inverse of `line`."""
+    """Read a case from its line, as `line` wrote it."""
     c = {**SIMPLEST, "seed": 0}
     for name, value in (word.split("=") for word in text.split()):
         for kind in (str, float, int):
@@ -755,7 +760,7 @@ def parsed(text: str) -> Case:
 
 
 def search(cases: Iterable[Case], first: bool = False) -> list[str]:
-    """What is found: how to repeat it, and what it is.
+    """Print a finding: how to repeat it, and what it is.
 
     - `first`: stop there, and do not make it simpler.
     """

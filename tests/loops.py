@@ -91,7 +91,7 @@ PLACED = ("softmax_attention", "aft_full", "aft_local", "aft_conv", "aft_conv2d"
 
 
 def over(x: Tensor, total: Tensor) -> Tensor:
-    """A quotient; 0, with gradient 0, where the denominator is 0."""
+    """Divide; return 0, with gradient 0, where the denominator is 0."""
     return x / torch.where(total == 0, math.inf, total)
 
 
@@ -163,7 +163,7 @@ def fwp(c: Case, x: Named, state: Parts) -> Any:
 
 
 def softmax(a: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean of `v` with weights exp(a) along dimension 0, and log sum exp."""
+    """Return the mean of `v` with weights exp(a) along dimension 0, and log sum exp."""
     top = a.detach().amax(0) if len(a) else a.new_full(a.shape[1:], -math.inf)
     e = (a - torch.where(top == -math.inf, 0, top)).exp()
     total = e.sum(0)

@@ -36,7 +36,7 @@ CAUGHT = {"killed", "timeout", "segfault"}
 
 
 def mutmut(*arguments: str) -> str:
-    """What a command of mutmut prints; `run` prints for the reader."""
+    """Return the output of a command of mutmut; `run` prints for the reader."""
     command = [str(Path(sys.executable).with_name("mutmut")), *arguments]
     kept = None if arguments[0] == "run" else subprocess.PIPE
     done = subprocess.run(command, cwd=ROOT, stdout=kept, text=True, check=True)
@@ -44,7 +44,7 @@ def mutmut(*arguments: str) -> str:
 
 
 def results() -> dict[str, str]:
-    """Every mutant there is, and what has become of it."""
+    """Return every mutant and its result."""
     lines = mutmut("results", "--all", "True").splitlines()
     return dict(line.strip().rsplit(": ", 1) for line in lines)
 
@@ -63,7 +63,7 @@ def specifications() -> list[str]:
 
 
 def change(name: str) -> str:
-    """What a mutant makes of what: `old => new`, on one line."""
+    """Describe a mutant by its change: `old => new`, on one line."""
     lines = mutmut("show", name).splitlines()[3:]
     old, new = (
         " ".join(" ".join(x[1:] for x in lines if x[:1] == sign).split())

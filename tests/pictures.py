@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items):
 
 
 def drawings(outputs):
-    """The pictures of a cell, those of a slider included."""
+    """List the pictures of a cell, those of a slider included."""
     svgs = []
     for data in (output.get("data", {}) for output in outputs):
         coded = re.findall(
@@ -54,7 +54,7 @@ def drawings(outputs):
 
 
 def compare_outputs(cell, new, stored):
-    """In place of nbval's method of a cell: whether the outputs are the same."""
+    """Say whether outputs are the same; replaces nbval's method of a cell."""
     skip = (*cell.parent.skip_compare, SVG, "text/html")
     if not IPyNbCell.compare_outputs(cell, new, stored, skip):
         return False
@@ -68,7 +68,7 @@ def compare_outputs(cell, new, stored):
 
 
 def difference(fresh, stored, labels_only=False):
-    """What a picture shows that the stored one does not, or None."""
+    """Say what a picture shows that the stored one does not, or None."""
     fresh, stored = (
         sorted(labels(svg) if labels_only else marks(svg), key=itemgetter(0, 1))
         for svg in (fresh, stored)
@@ -91,7 +91,7 @@ def difference(fresh, stored, labels_only=False):
 
 
 def labels(svg):
-    """Of what a picture shows: all places, and the texts that are no ticks."""
+    """Yield all places in a picture, and its texts that are no ticks."""
     shown = [*marks(svg)]
     yield from ((place, "place", "", []) for place in {mark[0] for mark in shown})
     for place, kind, look, _ in shown:
@@ -100,13 +100,13 @@ def labels(svg):
 
 
 def marks(svg):
-    """All that a picture shows, in order: place, kind, look, and coordinates."""
+    """Yield all that a picture shows, in order: place, kind, look and coordinates."""
     builder = ElementTree.TreeBuilder(insert_comments=True)
     root = ElementTree.fromstring(svg, ElementTree.XMLParser(target=builder))
     named = {node.get("id"): node for node in root.iter()}
 
     def style(node):
-        """What a name leads to in place of the name, which is a hash."""
+        """Return the target of a name in place of the name, which is a hash."""
 
         def meant(match):
             return "".join(part.get("style", "") for part in named[match[1]].iter())
@@ -148,7 +148,7 @@ def numbers(node, *attributes):
 
 
 def inside(name, place, kind):
-    """The place and kind of what is in a group of this name."""
+    """Return the place and kind of what is in a group of this name."""
     name, _, number = name.rpartition("_")
     places = {
         "axes": f"axes {number}",

@@ -51,7 +51,7 @@ FAMILIES = {
 
 
 def tiny(family, noise=0.0, **changes):
-    """A random model, the norms of which are not 1 if there is noise."""
+    """Make a random model, the norms of which are not 1 if there is noise."""
     model, config, sizes = FAMILIES[family]
     torch.manual_seed(0)
     made = getattr(transformers, model)(
@@ -65,7 +65,7 @@ def tiny(family, noise=0.0, **changes):
 
 
 def write_tokenizer(folder, words):
-    """A tokenizer of these words, the numbers of which are their places."""
+    """Make a tokenizer of these words, the numbers of which are their places."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     numbers = {word: i for i, word in enumerate(words)}

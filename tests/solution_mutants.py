@@ -26,7 +26,7 @@ SWAPPED = {
 
 
 def mutants(exercise: Exercise) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """What is changed, and the changed solution."""
+    """Yield a description of each change, and the changed solution."""
     tree = ast.parse(bare(exercise.reference))
     for what in _changes(tree):
         scope = dict(exercise.reference.__globals__)
@@ -35,7 +35,7 @@ def mutants(exercise: Exercise) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def equal(exercise: Exercise, mutant: Callable[..., Any]) -> bool:
-    """Whether it returns what the solution does, on six examples."""
+    """Say whether it returns what the solution does, on six examples."""
     if exercise.example is None:
         return False
     for seed in range(6):

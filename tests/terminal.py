@@ -17,7 +17,7 @@ from fwlab import cli
 
 
 def fwlab(*arguments: str) -> tuple[int, str, str]:
-    """The command, as a user would call it: exit code, stdout, stderr."""
+    """Run the command as a user would: exit code, stdout, stderr."""
     out, err, code = io.StringIO(), io.StringIO(), 0
     with (
         mock.patch.object(sys, "argv", ["fwlab", *arguments]),
@@ -33,8 +33,9 @@ def fwlab(*arguments: str) -> tuple[int, str, str]:
 
 @contextmanager
 def copies() -> Iterator[Callable[..., str]]:
-    """Yield `run(folder, *arguments, number=1, before=None)`, which runs the
-    command in processes of their own and returns what they print.
+    """Yield `run(folder, *arguments, number=1, before=None)`, which returns what it prints.
+
+    It runs the command in processes of their own.
 
     Several are the ranks of one training, as torchrun would start them. Each
     calls `before` at its start. They are copies of a process that has loaded
@@ -49,7 +50,7 @@ def copies() -> Iterator[Callable[..., str]]:
 
 
 def _load() -> None:
-    """What the first step of a training would load."""
+    """Load what the first step of a training would load."""
     import accelerate  # noqa: F401
     import torch._dynamo  # noqa: F401
 

@@ -101,7 +101,7 @@ WAYS = {
 
 
 def adapted(model, put):
-    """The model with every module adapted, and one whose weights are changed."""
+    """Return the model with every module adapted, and one whose weights are changed."""
     merged, generator = copy.deepcopy(model), torch.Generator().manual_seed(1)
     for parent in [*model.modules()]:
         for name, module in [*parent.named_children()]:

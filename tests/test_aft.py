@@ -23,7 +23,7 @@ def qkv(time=T, channels=D, seed=0):
 
 
 def spread(band, time, is_causal=True):
-    """A band `[time, width]` as a matrix of all pairs, elementwise."""
+    """Expand a band `[time, width]` to a matrix of all pairs, elementwise."""
     w = torch.zeros(time, time, dtype=band.dtype)
     window = band.shape[1] if is_causal else (band.shape[1] + 1) // 2
     for t in range(time):
@@ -112,7 +112,7 @@ OPS = {
 
 @both
 def test_traps_of_the_stabilising_tricks(implementation):
-    """Each breaks a form that people use: see notebook 11."""
+    """Each breaks a form that people use: see notebook 14."""
     how = {"implementation": implementation}
     one = torch.ones(1, 2, 1)
     v = torch.tensor([1.0, 3.0]).view(1, 2, 1)
@@ -160,9 +160,10 @@ def edge(op, key, bias):
 )
 @both
 def test_exact_where_k_plus_w_is_finite(op, key, bias, implementation):
-    """Up to the largest number of float32: the exact answer, and finite
-    gradients. (Of the logarithm of a sum that large nothing but the largest
-    key is left, so that gradients may count equal keys as one.)
+    """Give the exact answer and finite gradients up to the largest float32.
+
+    Of the logarithm of a sum that large nothing but the largest key is left, so that
+    gradients may count equal keys as one.
     """
     inputs = edge(op, key, bias)
     y = OPS[op](*inputs, implementation=implementation)
@@ -174,9 +175,7 @@ def test_exact_where_k_plus_w_is_finite(op, key, bias, implementation):
 
 
 def test_long_and_loud(time=1000, sigma=60.0):
-    """Random keys of standard deviation 60, a length that fills
-    many tiles: float32 stays within the rounding of such exponents.
-    """
+    """Stay within the rounding of such exponents: keys of deviation 60, many tiles."""
     q, k, v = (random(1, time, 4, seed=i).float() for i in range(3))
     k, band = k * sigma, random(time, 32, seed=3).float() * sigma
     found = ops.aft_local(q, k, v, band)
@@ -195,7 +194,7 @@ def test_long_and_loud(time=1000, sigma=60.0):
 
 
 def changed(layer):
-    """With every parameter changed from its initial value, in float64."""
+    """Change every parameter from its initial value, in float64."""
     torch.manual_seed(0)
     for parameter in layer.double().parameters():
         torch.nn.init.normal_(parameter, std=0.5)
@@ -246,8 +245,9 @@ def test_a7_conv_starts_as_simple(shared_key):
 
 
 def test_equation_8():
-    """Mean 0 and deviation 1, then gamma and beta; a constant kernel is
-    beta, with finite gradients, whatever the constant.
+    """Have mean 0 and deviation 1, then gamma and beta.
+
+    A constant kernel is beta, with finite gradients, whatever the constant.
     """
     conv = AFTConv(12, 3, window=7)
     with torch.no_grad():

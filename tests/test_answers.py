@@ -36,7 +36,7 @@ DIRECTIONS = F.normalize(torch.randn(48, 8, generator=torch.Generator().manual_s
 
 
 def exponents(x, R):
-    """Those of FAVOR+, in another order."""
+    """Return the features of FAVOR+ in another order."""
     along = x @ R.mT
     return torch.stack([along, -along], -1).flatten(-2) - x.square().sum(-1, True) / 2
 
@@ -165,7 +165,7 @@ chunked_delta ✓ W, U = 0 * v.mT @ k, []
     return torch.cat(y, -2)
   ✗ (q @ k.mT).tril() @ triangular(k, v, beta)  # the matrix of all pairs of steps
 
---- 10 to 12: AFT
+--- 13 to 15: AFT
 local_band ✗ local_band(band) - 100 * (local_band(band) == 0)  # would hide the keys
 conv_bias ✓ bias = F.pad(kernel, (0, len(k)))[:, None]
     part = [(k[:t] + bias[:t].flip(0)).softmax(0) for t in range(1, len(k) + 1)]
@@ -219,7 +219,7 @@ frozen_kernels ✓ 10 * torch.eye(heads, window).roll(1, 1)
   ✓ 5.0 * (torch.arange(window) < torch.arange(2, heads + 2)[:, None])
   ✗ frozen_kernels(heads, window).log()  # Training needs finite ones
 
---- 13 and 14: feedback
+--- 16 and 17: feedback
 chain_depth ✓ @functools.cache
     def chain(l, t):
         return 1 + max(chain(*state) for state in reads(l, t)) if l else 0
@@ -263,7 +263,7 @@ fair_scores ✓ both = torch.stack([m(tokens).argmax(-1) for m in (first, second
     return torch.from_numpy(100 * np.mean(right, 1))
   ✗ fair_scores(first, second, tokens[:8], labels[:8])  # only the first eight
 
---- 15 to 18: rules since 2021, a layer, regression, a project
+--- 10 to 12 and 18: rules since 2021, a layer, regression, a project
 erase_and_write ✓ W = W @ (torch.diag_embed(decay) - write(0, k, decay * e * k))
     return write(W, k, w * v)
   ✓ W * decay[..., None, :] + write(0, k, w * v - read_memory(W, decay * e * k))
@@ -363,7 +363,7 @@ FWLAB += ["stream_mean", "feedback_attention"]
 
 
 def answered(name, code):
-    """The function of an answer."""
+    """Return the function of an answer."""
     names = ", ".join(inspect.signature(EXERCISES[name].reference).parameters)
     code = textwrap.dedent(f"    {code}").replace("*inputs", names)
     with contextlib.suppress(SyntaxError):  # it is a body already

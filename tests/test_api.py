@@ -59,7 +59,7 @@ class Public(NamedTuple):
 
 
 def names_of(module: str) -> list[str]:
-    """The public names of a module, in its own order."""
+    """List the public names of a module, in its own order."""
     loaded = importlib.import_module(module)
     if hasattr(loaded, "__all__"):
         return list(loaded.__all__)
@@ -67,7 +67,7 @@ def names_of(module: str) -> list[str]:
 
 
 def assigned(module: Any) -> dict[str, str | None]:
-    """The names a module defines, with the strings that describe constants."""
+    """List the names a module defines, with the strings that describe constants."""
     lines = inspect.getsource(module).splitlines()
     body = ast.parse(inspect.getsource(module)).body
     described: dict[str, str | None] = {}
@@ -126,7 +126,7 @@ CONSTANTS = [p for p in ALL if p not in CALLED]
 
 
 def doc_of(p: Public) -> str:
-    """Its docstring, or that of the method that it overrides."""
+    """Return its docstring, or that of the method that it overrides."""
     if p.owner is None:
         return inspect.cleandoc(p.value.__doc__ or "")
     for base in p.owner.__mro__:
@@ -139,7 +139,7 @@ def doc_of(p: Public) -> str:
 
 
 def parameters(p: Public) -> list[str]:
-    """What a caller may pass, by name."""
+    """Return the arguments that a caller may pass, by name."""
     value = p.value
     if inspect.isclass(value):
         if hasattr(value, "_fields"):
@@ -158,7 +158,7 @@ ELSEWHERE = re.compile(r"\bas (?:in|for) (?:`([\w.]+)`|(the class)\b)")
 
 
 def documented(p: Public) -> set[str]:
-    """The names in a docstring, and at the places to which it sends the reader."""
+    """List the names in a docstring, and at the places to which it sends the reader."""
     doc = doc_of(p)
     names = {span.lstrip("*") for span in SPAN.findall(doc)}
     if dataclasses.is_dataclass(p.value):
@@ -170,8 +170,10 @@ def documented(p: Public) -> set[str]:
 
 
 def referred(p: Public, place: re.Match) -> list[Public]:
-    """What "as in `x`" means: a method beside this one, a function of the
-    same module, a public name, or all functions of a module.
+    """Find what "as in `x`" means.
+
+    It is a method beside this one, a function of the same module, a public name, or
+    all functions of a module.
     """
     target, above = place[1], p.name.rpartition(".")[0]
     if place[2]:
@@ -252,7 +254,7 @@ def test_what_is_returned_is_documented():
 
 
 def raised(p: Public) -> set[str]:
-    """The errors that a function raises, or a class when it is made."""
+    """List the errors that a function raises, or a class when it is made."""
     value = p.value
     if inspect.isclass(value):
         checks = "__post_init__" if dataclasses.is_dataclass(value) else "__init__"
@@ -282,7 +284,7 @@ def test_every_error_is_documented():
 
 
 def is_described(p: Public) -> bool:
-    """Where it is listed, or where it is defined."""
+    """Say whether it is described where it is listed, or where it is defined."""
     module = importlib.import_module(p.name.rpartition(".")[0])
     sources = [module]
     for node in ast.walk(ast.parse(inspect.getsource(module))):

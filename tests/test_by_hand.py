@@ -252,8 +252,9 @@ def test_feedback_attention():
 
 @both
 def test_feedback(implementation):
-    """One layer of width 2, two steps (Eqs. f1, f2, f6, f7): the only memory of the
-    second step is taken whole, whatever its key.
+    """Run one layer of width 2 for two steps (Eqs. f1, f2, f6, f7).
+
+    The only memory of the second step has weight 1, whatever its key.
     """
     one = torch.ones(1, 2, 2, dtype=torch.float64)
     weights = ops.FeedbackWeights(
@@ -402,7 +403,7 @@ def test_dpfp():
 
 
 def directed(phi, directions):
-    """The same map, with directions that are known."""
+    """Make the same map with directions that are known."""
     phi = phi.double()
     phi.omega.copy_(double(directions))
     return phi

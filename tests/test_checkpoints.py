@@ -54,7 +54,7 @@ def prompt(batch=2, time=23):
 
 
 def in_double(module):
-    """A module of transformers with float64 in the place of float32."""
+    """Load a module of transformers with float64 in the place of float32."""
     source = inspect.getsource(module).replace(".float()", ".double()")
     source = source.replace("torch.float32", "torch.float64")
     source = source.replace("torch.float)", "torch.float64)")
@@ -261,7 +261,7 @@ def fla_rule(w, config, x):
 
 
 def fla_attention(w, config, x):
-    """Grouped queries, and all channels of a head turned."""
+    """Attend with grouped queries, and turn all channels of a head."""
     heads, time = config["attn"]["num_heads"], x.shape[1]
     width = x.shape[-1] // heads
     q, k, v = (
@@ -361,7 +361,7 @@ NORM = "model.layers.0.input_layernorm.weight"
 
 
 def changed(**values):
-    """A change of config.json."""
+    """Return a change of config.json."""
 
     def change(folder):
         path = folder / "config.json"
@@ -375,7 +375,7 @@ def first_shard(folder):
 
 
 def norm_changed(change, name=NORM):
-    """A change of a tensor, or of its name."""
+    """Return a change of a tensor, or of its name."""
 
     def apply(folder):
         for path in folder.glob("*.safetensors"):
@@ -448,7 +448,7 @@ def test_what_is_no_folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def spoken(tmp_path):
-    """A small model and the tokenizer of its vocabulary, in one folder."""
+    """Save a small model and the tokenizer of its vocabulary in one folder."""
     config = FLA_CASES["delta_net"] | {"eos_token_id": None}
     folder = saved(tmp_path / "model", config, fla_weights(config))
     write_tokenizer(folder, [f"w{i}" for i in range(VOCABULARY)])

@@ -83,8 +83,9 @@ def test_what_pytorch_is_told(op, time, monkeypatch):
 
 
 def test_what_no_graph_can_describe():
-    """A function of your own, and a size that depends on values: there the
-    graph breaks, and everything else stays as it is.
+    """Break the graph where no graph can be, and nowhere else.
+
+    That is at a function of your own, and at a size that depends on values.
     """
     p = problem(f"op=fwp time=3 {SMALL}")
 
@@ -107,7 +108,7 @@ def test_what_no_graph_can_describe():
 
 
 def bare(x):
-    """The same tensor without data."""
+    """Return the same tensor without data."""
     return x.detach().to("meta").requires_grad_(x.requires_grad)
 
 

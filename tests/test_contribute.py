@@ -33,7 +33,7 @@ with torch.no_grad():
 
 
 def changed(text: str, diff: str) -> str:
-    """A text with the lines of a diff that begin with "+".
+    """Apply the lines of a diff that begin with "+" to a text.
 
     They come behind the line above them, which begins with a space and is in
     the text, in this order.

@@ -21,7 +21,7 @@ TEXT = b"To be, or not to be, that is the question.\n" * 40
 
 @contextlib.contextmanager
 def server(body, status=200):
-    """A web server on this machine that answers everything with `body`.
+    """Start a web server on this machine that answers everything with `body`.
 
     Like that of WikiText, it answers no library by its own name.
     """
@@ -46,7 +46,7 @@ def server(body, status=200):
 
 @pytest.fixture
 def small(monkeypatch, tmp_path):
-    """A world where Shakespeare wrote 40 lines and the cache is empty."""
+    """Make a world where Shakespeare wrote 40 lines and the cache is empty."""
     pytest.importorskip("pooch")
     monkeypatch.delenv("FWLAB_DATA", raising=False)
     for name in ("NO_PROXY", "no_proxy"):

@@ -72,7 +72,7 @@ TEXT = Text.of_articles("".join(ARTICLES))
 
 @pytest.fixture(params=[1, 7, 1 << 20], ids="{} characters".format)
 def size(request, monkeypatch):
-    """The least number of characters of a piece."""
+    """Set the least number of characters of a piece."""
     monkeypatch.setattr("fwlab.data.texts.PIECE", request.param)
 
 

@@ -37,7 +37,7 @@ def test_the_way_is_the_one_that_runs():
             assert shown[uri][version] == f"fwlab/{file}"
 
 
-def test_every_room_is_drawn():
+def test_every_folder_is_drawn():
     # Beside a recurrence are the files that are in it, or in each of its forms.
     usual = {"naive.py", "chunked.py", "efficient.py", "kernels.py"}
     for names, says in test_house.ROWS:
@@ -81,7 +81,7 @@ def test_every_rule_has_a_card():
 
 
 def drawn(op, *, time: int, optional: bool = False) -> tuple[dict, Inputs]:
-    """Inputs of a rule, and those of its recurrence."""
+    """Draw inputs of a rule, and those of its recurrence."""
     sizes = {"batch": 1, "time": time, "heads": 2, "queries": 2, "key": 4, "value": 5}
     generator = torch.Generator().manual_seed(0)
     x = example(op, sizes | {"steps": 2}, generator)

@@ -78,7 +78,7 @@ def test_encoder_decoder(attention):
 
 
 def dropped(model, *inputs):
-    """What each `nn.Dropout` gets and returns in one call, by its name."""
+    """Record what each `nn.Dropout` gets and returns in one call, by its name."""
     calls = {}
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Dropout):
@@ -90,7 +90,7 @@ def dropped(model, *inputs):
 
 
 def assert_dropped(x, y, p=DROPOUT):
-    """The share of new zeros is right within 5 standard deviations."""
+    """Check that the share of new zeros is right within 5 standard deviations."""
     x, y = x[x != 0], y[x != 0]
     share = (y == 0).double().mean().item()
     assert share == pytest.approx(p, abs=5 * (p * (1 - p) / y.numel()) ** 0.5)

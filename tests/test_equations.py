@@ -36,7 +36,7 @@ FILES = [
 
 @functools.cache
 def words(path: str) -> str:
-    """The text of a file, without its code."""
+    """Read the text of a file, without its code."""
     text = (ROOT / path).read_text("utf-8")
     if path.endswith(".js"):  # x1 and y2 are names of SVG
         return re.sub(r"\b[xy]\d\b", "", text)

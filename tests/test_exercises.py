@@ -49,7 +49,7 @@ def verdict(answer, name=None):
 
 
 def printed(name):
-    """What `solution` prints."""
+    """Return the output of `solution`."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         solution(name)
@@ -80,14 +80,14 @@ def test_the_solution_of_a_function_is_that_of_its_name():
 
 
 def written(rule, W, k, v, *gates):
-    """The memory after one step of an operation of fwlab."""
+    """Return the memory after one step of an operation of fwlab."""
     q, k, v, *gates = (x[None, None, None] for x in (k, k, v, *gates))
     _, state = rule(q, k, v, *gates, state=W[None, None], return_state=True)
     return state[0, 0]
 
 
 def read(rule, q, k, v, *gates):
-    """What an operation of fwlab reads from one sequence."""
+    """Return the readings of an operation of fwlab from one sequence."""
     return rule(*(x[None, :, None] for x in (q, k, v, *gates)))[0, :, 0]
 
 
@@ -198,7 +198,7 @@ def fault(name, answer, sentence, misconception=""):
 
 
 def written_otherwise(answer):
-    """The same numbers from other operations."""
+    """Compute the same numbers by other operations."""
 
     def again(x):
         return x.clone() if torch.is_tensor(x) else x
@@ -362,7 +362,7 @@ LEFT_OUT = {"break_it", "cheap_mask", "my_step"}
 
 
 def passes(name, answer):
-    """Whether an answer has all properties, without words."""
+    """Say whether an answer has all properties, without words."""
 
     def late(*_):
         raise TimeoutError
@@ -390,7 +390,7 @@ def test_a_change_of_the_solution_is_refused(name):
 
 
 def expanded(module):
-    """The source of a file of the course, and behind it all code of its docstrings."""
+    """Return the source of a file of the course, and then all code of its docstrings."""
     parts = [inspect.getsource(module)]
     for name, each in EXERCISES.items():
         if each.reference.__module__ != module.__name__:

@@ -41,7 +41,7 @@ def only(layer, layers):
 
 
 def parallel(x, w, heads=HEADS):
-    """The stack that sees only past *inputs*, in parallel over steps."""
+    """Run the stack that sees only past *inputs*, in parallel over steps."""
     time, memory, layers = x.shape[1], x, len(w.to_q)
     key = x.shape[-1] // heads
     back = torch.arange(time)[:, None] - torch.arange(time)

@@ -1,4 +1,4 @@
-"""The results and weights that notebook 14 reads, and how answers are scored."""
+"""The results and weights that notebook 17 reads, and how answers are scored."""
 
 import json
 from importlib.resources import files

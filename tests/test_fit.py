@@ -16,7 +16,7 @@ class Line(nn.Module):
 
 
 def slope(model, batch):
-    """A loss with this gradient."""
+    """Make a loss with this gradient."""
     return batch * model.w
 
 

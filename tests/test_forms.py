@@ -24,7 +24,7 @@ FORMS = [
 
 
 def problem(name: str, seed: int = 0) -> tuple[dict[str, Tensor], Tensor, dict]:
-    """Inputs with optional decays in turn, a state, and options without denominators."""
+    """Draw inputs, at odd seeds with decays, and a state; switch normalisation off."""
     generator, op = torch.Generator().manual_seed(seed), RULES[name]
     x = example(op, SIZES | {"steps": 2}, generator)
     if seed % 2:

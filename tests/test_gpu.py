@@ -45,7 +45,7 @@ def inputs(K=8, V=8, dtype=torch.float16, **more):
 
 @pytest.fixture
 def capability(monkeypatch):
-    """A function that sets the compute capability of the GPU."""
+    """Return a function that sets the compute capability of the GPU."""
 
     def use(*value):
         monkeypatch.setattr(_triton, "capability", lambda device: value)
@@ -191,7 +191,7 @@ def test_grids_have_room(time):
 
 @pytest.fixture
 def ptxas(tmp_path, monkeypatch):
-    """A function that makes Triton use a ptxas of this version."""
+    """Yield a function that makes Triton use a ptxas of this version."""
 
     def use(version):
         path = tmp_path / version

@@ -27,7 +27,7 @@ def write_notebook(path: Path, *sources: str, listed: list[str] | None = None) -
 
 @pytest.fixture(scope="module")
 def handouts(tmp_path_factory):
-    """What `fwlab exercises export` writes."""
+    """Return the notebook that `fwlab exercises export` writes."""
     folder = tmp_path_factory.mktemp("handouts")
     assert fwlab("exercises", "export", str(folder))[0] == 0
     return sorted(folder.glob("*.ipynb"))
@@ -54,7 +54,7 @@ def test_notebooks_for_students(handouts, tmp_path):
 
 
 def answered(path, answer):
-    """The code of an exported notebook, each function to write replaced by `answer`."""
+    """Return the code of an exported notebook with `answer` for each function to write."""
     content = json.loads(path.read_text("utf-8"))
     code = "\n".join(c["source"] for c in content["cells"] if c["cell_type"] == "code")
     for name in exercises_of(path):
@@ -109,7 +109,7 @@ def twice(x):
 
 @pytest.fixture
 def own(tmp_path):
-    """A file with an exercise, which is gone afterwards."""
+    """Make a file with an exercise, which is gone afterwards."""
     file = tmp_path / "my_exercises.py"
     file.write_text(OWN, "utf-8-sig")  # as some editors do
     yield file
@@ -158,7 +158,7 @@ def test_export_of_a_notebook_without_its_results(tmp_path):
 
 @pytest.fixture(params=["bubblewrap", "none"])
 def kept(request, monkeypatch):
-    """Whether bubblewrap keeps notebooks in; tests run with and without it."""
+    """Choose whether bubblewrap keeps notebooks in; tests run with and without it."""
     if request.param == "none":
         monkeypatch.setattr(grading, "_bubblewrap", lambda: ())
     elif not grading._bubblewrap():

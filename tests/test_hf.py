@@ -48,8 +48,9 @@ def tokens(*shape, seed=1):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_patched_models_compute_the_same(family):
-    """Logits, gradients of a training step, and 64 greedy tokens, of a model that
-    was made before the patch.
+    """Compare logits, gradients of a training step, and 64 greedy tokens.
+
+    The model was made before the patch.
     """
     model, x = tiny(family, **TWO), tokens(2, 70)
     mask = torch.ones_like(x)
@@ -111,7 +112,7 @@ def test_packed_documents_do_not_see_each_other(family):
 
 
 def functions():
-    """What the model files of transformers call now."""
+    """Return the functions that the model files of transformers call now."""
     return [getattr(module, name) for module, name in hf._hooks()]
 
 

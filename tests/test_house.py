@@ -16,18 +16,18 @@ from fwlab.__main__ import EXTRA
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "fwlab"
 INSIDE = (ROOT / "docs" / "inside.md").read_text("utf-8")
-ROOMS = re.findall(r"^- `(\w+)`", INSIDE, re.M)
-#: The rows of the rooms in `ops`: their names, and what the page says of them.
+FOLDERS = re.findall(r"^- `(\w+)`", INSIDE, re.M)
+#: The rows of the folders in `ops`: their names, and what the page says of them.
 ROWS = re.findall(r"^    - ((?:`\w+`(?:, )?)+)(.*)", INSIDE, re.M)
 #: As the page draws them: each imports only what is above it.
-ORDER = [*ROOMS, "__main__"]
+ORDER = [*FOLDERS, "__main__"]
 INNER = [name for names, _ in ROWS for name in re.findall(r"`(\w+)`", names)]
 INNER += ["__init__"]
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
 def imported(path: Path) -> list[str]:
-    """The names that a file imports, with their modules."""
+    """List the names that a file imports, with their modules."""
     names = []
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom):
@@ -38,7 +38,7 @@ def imported(path: Path) -> list[str]:
 
 
 def file_of(name: str) -> Path:
-    """The file of a module, or of what it defines."""
+    """Return the file of a module, or of what it defines."""
     parts = name.split(".")
     if parts[:3] == ["fwlab", "exercises", "course"] and len(parts) > 3:
         # A file there begins with the number of its notebook.
@@ -53,7 +53,7 @@ def file_of(name: str) -> Path:
 
 
 def arrows(folder: str) -> dict[Path, set[Path]]:
-    """The files of a folder, and those of fwlab that they import."""
+    """List the files of a folder, and those of fwlab that they import."""
     return {
         path: {file_of(name) for name in imported(path) if name.startswith("fwlab")}
         for path in FILES
@@ -64,9 +64,9 @@ def arrows(folder: str) -> dict[Path, set[Path]]:
 @pytest.mark.parametrize(("folder", "order"), [("", ORDER), ("ops", INNER)])
 def test_imports_point_up(folder, order):
     def floor(path: Path) -> str:
-        room = path.relative_to(PACKAGE / folder).parts[0].removesuffix(".py")
-        assert room in (*order, "__init__"), f"docs/inside.md does not draw {room}"
-        return room
+        name = path.relative_to(PACKAGE / folder).parts[0].removesuffix(".py")
+        assert name in (*order, "__init__"), f"docs/inside.md does not draw {name}"
+        return name
 
     for name in order:
         path = PACKAGE / folder / name
@@ -85,13 +85,14 @@ def test_imports_point_up(folder, order):
 
 
 def test_no_circle_in_ops():
-    """Nor inside a room, where imports have no order."""
+    """Nor inside a folder, where imports have no order."""
     graphlib.TopologicalSorter(arrows("ops")).prepare()
 
 
 def test_nothing_else_computes_with_the_specification():
-    """Loops are in `naive.py` or on the page of a rule: no other form of a
-    recurrence imports them, nor does what all operations share.
+    """Keep loops in `naive.py` or on the page of a rule.
+
+    No other form of a recurrence imports them, nor does what all operations share.
     """
     forms = ("chunked.py", "efficient.py", "kernels.py")
     ops = PACKAGE / "ops"
@@ -117,7 +118,7 @@ def test_training_says_which_extra_it_needs(monkeypatch):
 
 
 def loaded(before, code, after=""):
-    """The modules that some code adds to those from before, in a fresh process."""
+    """List the modules that some code adds to those from before, in a fresh process."""
     code = f"{before}\nimport sys; before = {{*sys.modules}}\n{code}"
     code += f"\nprint(*sys.modules.keys() - before)\n{after}"
     done = subprocess.run(
@@ -127,8 +128,9 @@ def loaded(before, code, after=""):
 
 
 def test_the_core_needs_and_loads_nothing_else():
-    """Without the extras, operations, layers, models and exercises work; and with a
-    compiler, an import would take twice as long.
+    """Work without the extras: operations, layers, models and exercises.
+
+    With a compiler, an import would take twice as long.
     """
     extras = ["pooch", "sacrebleu", "safetensors", "tqdm", "tyro", "IPython"]
     extras += ["mkdocs", "triton"]
@@ -167,3 +169,23 @@ def test_what_the_package_needs():
     assert "torch>=2.6" in project["dependencies"]
     train = project["optional-dependencies"]["train"]
     assert [d.split(">=")[0] for d in train] == sorted(map(str.lower, EXTRA))
+
+
+#: First words of a description; a function does something.
+NOUNS = "A All An Both Each Every How Its Nothing That The These Those What Whether"
+
+
+def test_a_docstring_begins_with_a_verb():
+    """Where ruff's D401 knows no verb, too; titles of exercises are names."""
+    wrong = []
+    for path in [
+        *FILES,
+        *(ROOT / "docs").rglob("*.py"),
+        *(ROOT / "tests").rglob("*.py"),
+    ]:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("test"):
+                first, *_ = (ast.get_docstring(node) or "Do").split(maxsplit=1)
+                if first in NOUNS.split():
+                    wrong.append(f"{path}:{node.lineno}: {first} ...")
+    assert not wrong, wrong

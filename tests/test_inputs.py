@@ -1,6 +1,4 @@
-"""What every operation, layer, model and feature map refuses, in one sentence that
-names the argument.
-"""
+"""What operations, layers, models and feature maps refuse, by the argument's name."""
 
 import inspect
 import math
@@ -92,8 +90,8 @@ FREE = {"scale", "seed"}
 @pytest.mark.parametrize("name", MADE)
 def test_the_constructor_names_a_wrong_argument(name):
     """Of every argument: a set, text, and a number out of its range."""
-    rooms = (layers, models, feature_maps)
-    kind = next(getattr(room, name) for room in rooms if hasattr(room, name))
+    kinds = (layers, models, feature_maps)
+    kind = next(getattr(module, name) for module in kinds if hasattr(module, name))
     assert kind(**MADE[name])
     for argument, parameter in inspect.signature(kind).parameters.items():
         annotation = str(parameter.annotation)

@@ -41,7 +41,7 @@ from fwlab.models import LanguageModel
 
 
 def trained_biases(layer):
-    """With nonzero biases; those of a new layer are 0."""
+    """Give a layer biases that are not 0, as those of a new layer are."""
     with torch.no_grad():
         for name, parameter in layer.named_parameters():
             if not name.startswith("to_"):

@@ -94,7 +94,7 @@ def test_hybrid_stacks_name_what_they_skip():
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    """The folder of a tiny Qwen3.5 of transformers with a tokenizer of words."""
+    """Make the folder of a tiny Qwen3.5 of transformers with a tokenizer of words."""
     from published import tiny, write_tokenizer
 
     folder = tmp_path_factory.mktemp("published")
@@ -197,7 +197,7 @@ def test_a_run(tmp_path, monkeypatch, tokens):
 
 
 def reading(text, *cuts):
-    """A text that is cut into tokens at these places."""
+    """Make a text that is cut into tokens at these places."""
     spans = [*zip((0, *cuts), (*cuts, len(text)), strict=True)]
     return Reading(model("delta"), torch.zeros(len(spans)).long(), spans, text, 0)
 

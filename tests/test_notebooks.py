@@ -116,8 +116,9 @@ def test_exercises_stand_beside_their_idea(name):
 
 @pytest.mark.parametrize("name", COURSE)
 def test_predictions_are_blind(name):
-    """Each is asked for before its result, in the same section, and the code names
-    no answer.
+    """Ask for each prediction before its result, in the same section.
+
+    The code names no answer.
     """
     asked = []
     for cell in COURSE[name].cells:
@@ -139,7 +140,7 @@ def test_predictions_are_blind(name):
 
 
 def answered(cell: str, right: bool) -> str:
-    """The source of a cell in which somebody has answered what it asks."""
+    """Return the source of a cell in which somebody has answered what it asks."""
     for asks, name in re.findall(r"^_ = ((?:check|golf)\((\w+))", cell, re.M):
         each = EXERCISES[name]
         wrong = f"EXERCISES[{name!r}].misconceptions[0][1](*given)"

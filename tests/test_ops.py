@@ -80,9 +80,7 @@ def test_states_own_their_memory(op, implementation, time):
 
 @streams
 def test_what_is_kept_for_backward(op):
-    """It grows with time only as inputs and outputs do, and naive keeps
-    several times as much.
-    """
+    """Grow with time only as inputs and outputs do; naive keeps several times more."""
 
     def kept(time, implementation):
         p = problem(
@@ -159,8 +157,9 @@ def test_normalized_rules_do_not_see_the_scale(op, scale, implementation):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_divergence_is_never_hidden(seed):
-    """Keys that are too long: not finite no later than naive, and while
-    both are finite the efficient result is right.
+    """Diverge with keys that are too long no later than naive does.
+
+    While both are finite, the efficient result is right.
     """
     generator = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(1, 400, 1, 8, generator=generator) for _ in range(3))

@@ -39,7 +39,7 @@ MASKS = torch.tensor(
 
 
 def made(mixer, max_len=24):
-    """A model of large weights, which does not always say the same."""
+    """Make a model of large weights, which does not always say the same."""
     torch.manual_seed(0)
     mixer = OWN.get(mixer, mixer)
     model = LanguageModel(11, mixer, 2, heads=2, d_model=8, max_len=max_len).double()

@@ -13,7 +13,7 @@ PROCESSOR = Path(__file__).with_name("processor")
 
 
 def results(exact=False):
-    """Sums of 77 terms; of whole numbers every order gives the same."""
+    """Draw sums of 77 terms; of whole numbers every order gives the same."""
     generator = torch.Generator().manual_seed(0)
     if exact:
         a, b = torch.randint(-3, 4, (2, 2, 77, 77), generator=generator).bfloat16()

@@ -28,7 +28,7 @@ def statements(tokens):
 
 
 def in_python(tokens):
-    """What a program prints, when Python executes it."""
+    """Return the output of a program, when Python executes it."""
     names = {"printed": []}
     for statement in statements(tokens):
         run(statement, names)

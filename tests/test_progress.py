@@ -1,6 +1,8 @@
 """What a reader wrote is used, and what is done is remembered."""
 
+import itertools
 import json
+import linecache
 import sys
 from types import SimpleNamespace
 
@@ -16,6 +18,8 @@ from fwlab.exercises import (
     check_formula,
     checking,
     golf,
+    lab,
+    mine,
     predict,
     predictions,
     progress,
@@ -26,9 +30,9 @@ from fwlab.exercises.checking import lines_of
 
 
 def write(W, k, v):
-    """A comment is no line of code,
+    """Add a pair: a docstring is no line of code.
 
-    and neither is this.
+    Neither is this.
     """
     # nor this
     return (
@@ -52,7 +56,7 @@ def hopeless(W, k, v):
 
 @pytest.fixture
 def notebook(monkeypatch, tmp_path):
-    """A kernel in which somebody works, in an empty folder."""
+    """Start a kernel in which somebody works, in an empty folder."""
     for name in ("CI", "PYTEST_VERSION", "FWLAB_PROGRESS"):
         monkeypatch.delenv(name, raising=False)
     shell = SimpleNamespace(kernel="")
@@ -186,3 +190,146 @@ def test_everything_is_listed_by_notebook():
     for each in (*EXERCISES.values(), *DERIVATIONS.values(), *QUESTIONS.values()):
         assert min(each.difficulty, each.importance) >= 1, each.name
         assert max(each.difficulty, each.importance) <= 5, each.name
+
+
+# --- my_lab.py: what passes in one notebook can be imported in the next ---
+
+
+START = "import torch\nfrom torch import einsum as product\nfrom fwlab.ops.feedback import naive\nSIGN = 1\n"
+HELPER = 'def outer(v, k):\n    return product("...v,...k->...vk", v, k)\n'
+WRITE = "def write(W, k, v):\n    assert naive\n    return W + SIGN * outer(v, k)\n"
+numbers = itertools.count()
+
+
+def cells(*sources: str) -> dict:
+    """Run them as a kernel does."""
+    names = {"__name__": "__main__"}
+    for source in sources:
+        place = f"<cell {next(numbers)}>"
+        linecache.cache[place] = (len(source), None, source.splitlines(True), place)
+        exec(compile(source, place, "exec"), names)
+    return names
+
+
+def test_a_function_is_kept_with_what_it_uses_and_comes_back(notebook, capsys):
+    file = notebook.with_name(lab.FILE)
+    check(cells(START, HELPER, WRITE)["write"])
+    assert "all right.\nIt is kept in my_lab.py.\n" in capsys.readouterr().out
+    for line in (
+        "# %% write",
+        "from torch.functional import einsum as product",
+        "from fwlab.ops.feedback import naive",
+        "SIGN = 1",
+    ):
+        assert f"{line}\n" in file.read_text()
+    write, delta_step = mine("write", "delta_step")
+    assert write.__module__ == "my_lab"
+    assert delta_step is EXERCISES["delta_step"].reference
+    said = (
+        "write: yours, from here on.\ndelta_step: fwlab's, until yours passes check.\n"
+    )
+    assert capsys.readouterr().out == said
+    assert write(torch.zeros(1, 1), *torch.ones(2, 1)).item() == 1
+    # What it calls is in the file already.
+    again = "def correct(W, k, v):\n    return write(W, k, v - (W @ k[..., None])[..., 0])\n"
+    check(cells("from my_lab import write\n", again)["correct"])
+    assert mine("correct").__module__ == "my_lab"
+
+
+def test_a_later_answer_replaces_its_own_section_alone(notebook):
+    file = notebook.with_name(lab.FILE)
+    check(cells(START, HELPER, WRITE)["write"])
+    file.write_text(file.read_text() + "\n\n# %% notes\n\nMINE = 7\n")
+    check(
+        cells("def put(W, k, v):\n    return W + v[..., :, None] * k[..., None, :]\n")[
+            "put"
+        ],
+        "write",
+    )
+    text = file.read_text()
+    assert "MINE = 7" in text and "write = put" in text and "outer" not in text
+    assert lab.shelf(file.parent) == ["write", "notes"]
+    assert "Yours, in my_lab.py: write, notes\n" in fwlab("exercises", "list")[1]
+    assert mine("write").__name__ == "put"
+
+
+@pytest.mark.parametrize(
+    ("sources", "why"),
+    [
+        (["ones = [1]\n", WRITE.replace("SIGN", "ones[0]")], "it uses ones"),
+        (["write = lambda W, k, v: W + outer(v, k)\n"], "only a function with a name"),
+        ([f"def made():\n    SIGN = 1\n    {WRITE.replace(chr(10), chr(10) + '    ')}\n    return write\n", "write = made()\n"], "stands alone"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_written_down_is_said(sources, why, notebook, capsys):
+    file = notebook.with_name(lab.FILE)
+    assert check(cells(START, HELPER, *sources)["write"], "write")
+    said = capsys.readouterr().out
+    assert "It is not kept in my_lab.py: " in said and why in said
+    assert not file.exists()
+
+
+def test_what_is_kept_runs_by_itself(notebook, capsys):
+    file = notebook.with_name(lab.FILE)
+    helper = "def outer(v, k, eps=EPS):\n    return (v[..., None] * k[..., None, :]).clamp(-inf, inf) + 0 * eps\n"
+    uses = "def write(W, k, v):\n    one = SIGN\n    return W + outer(v, k)\n"
+    names = cells(
+        "SIGN, EPS, inf, k, one = 1, 1e-6, float('inf'), [1], [1]\n", helper, uses
+    )
+    check(names["write"])  # k is a parameter, one a local name
+    text = file.read_text()
+    assert 'inf = float("inf")' in text and "1e-06" in text.split("def outer")[0]
+    check(mine("write"), "write")
+    assert (
+        file.read_text() == text
+        and "It is in my_lab.py already." in capsys.readouterr().out
+    )
+    other = "from my_lab import outer\ndef correct(W, k, v):\n    return W + outer(v - (W @ k[..., None])[..., 0], k) + EPS * 0\n"
+    check(cells("EPS = 5.0\n", other)["correct"])
+    assert (
+        "write has another EPS" in capsys.readouterr().out and file.read_text() == text
+    )
+    check(cells(other.replace("EPS", "0"))["correct"])
+    assert (
+        file.read_text().count("def outer") == 1
+        and mine("correct").__module__ == "my_lab"
+    )
+    changed = "def write(W, k, v):\n    return outer(v, k) + W\n"
+    check(cells("from my_lab import outer\n", changed)["write"])
+    assert (
+        "return outer(v, k) + W" in file.read_text() and "def outer" in file.read_text()
+    )
+    file.write_text((before := file.read_text()) + "\n\n# %% notes\n\n1 / 0\n")
+    check(
+        cells(
+            WRITE.replace(
+                "SIGN * outer(v, k)", "v[..., None] * k[..., None, :]"
+            ).replace("naive", "1")
+        )["write"]
+    )
+    assert (
+        file.read_text().startswith(before)
+        and "not kept in my_lab.py: division" in capsys.readouterr().out
+    )
+
+
+def test_ours_is_not_kept(notebook, capsys):
+    file = notebook.with_name(lab.FILE)
+    check(EXERCISES["write"].reference)
+    assert not file.exists() and "my_lab" not in capsys.readouterr().out
+
+
+def test_a_broken_file_is_said(notebook, capsys):
+    file = notebook.with_name(lab.FILE)
+    file.write_text("def write(:\n")
+    assert mine("write") is EXERCISES["write"].reference
+    assert "my_lab.py cannot be imported: SyntaxError" in capsys.readouterr().out
+
+
+def test_nothing_runs_where_nothing_is_remembered(notebook, monkeypatch):
+    file = notebook.with_name(lab.FILE)
+    file.write_text("raise SystemExit\n")
+    monkeypatch.setenv("FWLAB_PROGRESS", "")
+    assert mine("write") is EXERCISES["write"].reference
+    check(cells(START, HELPER, WRITE)["write"])
+    assert file.read_text() == "raise SystemExit\n"

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from fwlab.exercises import from_editor
 from fwlab.exercises.course.contest import _streams, best, contest
 from fwlab.exercises.course.project import FIELDS, by_luck, fairness
+from fwlab.ops.delta.delta import delta_step
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "project"
 SAMPLES = {path.parent.name: path for path in FOLDER.glob("samples/*/results.json")}
@@ -115,3 +117,77 @@ def test_samples_say_what_was_measured():
 
 def test_three_of_three_is_one_of_twenty():
     assert by_luck(torch.tensor([1.0, 2, 3]), torch.tensor([4.0, 5, 6])) == 1 / 20
+
+
+# --- Rules of the site's editor ---------------------------------------------
+
+HEAD = "def step(W, k, v, beta):\n    "
+
+
+def test_a_rule_of_the_editor_is_a_step():
+    """For any number of heads, with gradients; what it is given stays as it was."""
+    step = from_editor(f"{HEAD}W += beta * outer(v - W @ k, k)\n    return W", beta=0.7)
+    for heads in ((), (3,), (2, 3)):
+        W = torch.randn(*heads, 4, 5, requires_grad=True)
+        before, k, v = (
+            W.detach().clone(),
+            torch.randn(*heads, 5),
+            torch.randn(*heads, 4),
+        )
+        new = step(W, k, v)
+        right = delta_step(W, k, v, torch.full(heads, 0.7))
+        torch.testing.assert_close(new, right)
+        torch.testing.assert_close(W.detach(), before, rtol=0, atol=0)
+        torch.autograd.grad(new.sum(), W)
+
+
+#: What stands below the first line, or all of it; and the error.
+REFUSED = """
+return W.data => line 2: there is no Attribute here
+return W[0] => line 2: there is no Subscript here
+return (lambda: W)() => line 2: there is no Lambda here
+return exp.__call__(W) => line 2: there is no Attribute here
+return open(W) => line 2: no function open; there are outer, diag
+return __builtins__ => line 2: no name __builtins__; there are W, beta
+return 'W' => line 2: expected a number, got 'W'
+import os => line 2: there is no Import here
+def step(W, k=open(0)): return W => line 1: write def step
+def step(): return W => line 1: write def step
+def step(W, *k): return W => line 1: write def step
+def step(W, *, k): return W => line 1: write def step
+def step(W, k, /): return W => line 1: write def step
+def step(W, k, k): return W => line 1: duplicate argument
+x = W;;return x % 2 => line 4: no operator %
+W //= 2;return W => line 2: no operator //
+x = 2;return W + => line 3: invalid syntax
+x = 2;  return W => line 3: unexpected indent
+x = W => line 2: end with return, and the new W
+x = W;return => line 3: end with return, and the new W
+exp = W;return W => line 2: exp is a function; take another name
+return y;y = W => line 2: no name y
+return sum(W, 1) => line 2: sum takes 1, not 2
+def step(W, n): return W / n => expected W, k, v and beta, got n
+print(1) or def => line 1: write def step(W, k, v, beta): and nothing else
+"""
+
+
+@pytest.mark.parametrize("line", REFUSED.strip().splitlines())
+def test_nothing_else_of_python_is_run(line):
+    text, _, said = line.partition(" => ")
+    text = text.removesuffix(" or def") if "def" in text else HEAD + text
+    text = text.replace(";", "\n    ")
+    with pytest.raises(ValueError) as refusal:
+        from_editor(text)
+    assert str(refusal.value).startswith(said)
+
+
+def test_numbers_and_shapes_are_those_of_the_page():
+    W, k, v = torch.ones(2, 4, 5), torch.ones(2, 5), torch.ones(2, 4)
+    for number in ("9 ** 9 ** 9", "1 / 0", "10 ** 400", "1" * 400):
+        new = from_editor(f"{HEAD}return {number} * W")(W, k, v)
+        assert new.dtype == W.dtype and new.isinf().all()
+    for wrong in ("k", "1"):
+        with pytest.raises(ValueError, match="expected a new W of"):
+            from_editor(f"{HEAD}return {wrong}")(W, k, v)
+    with pytest.raises(ValueError, match="at most 2000 characters"):
+        from_editor(f"{HEAD}return W{' ' * 2_000}")

@@ -23,7 +23,7 @@ from fwlab.exercises.questions import _predicted, _question, is_right
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
-    """Each test starts with nothing predicted."""
+    """Start each test with nothing predicted."""
     monkeypatch.setattr(progress, "_session", {})
     _predicted.clear()
 

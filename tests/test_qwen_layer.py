@@ -1,4 +1,4 @@
-"""The layer of notebook 16 is that of transformers, and its stored runs are complete."""
+"""The layer of notebook 11 is that of transformers, and its stored runs are complete."""
 
 import pytest
 import torch

@@ -50,7 +50,7 @@ product = Recurrence(
 
 @pytest.fixture(params=["function", "node"])
 def traced(request, monkeypatch):
-    """An ordinary call, or one that is traced."""
+    """Make an ordinary call, or one that is traced."""
     calls.clear()
     if request.param == "node":
         monkeypatch.setattr(_recurrence, "is_traced", lambda x: True)

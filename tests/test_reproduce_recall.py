@@ -122,7 +122,7 @@ def test_scores_are_shares_of_right_answers():
     assert right(lambda _: logits, None, answers, among=2).tolist() == [1, 0, 1]
 
     def odd(bits, shown=0, bit=0):
-        """Always says the right parity, and nothing else."""
+        """Say always the right parity, and nothing else."""
         said = torch.zeros_like(bits)
         step = 2 if shown else 1
         said[:, shown::step] = (bits[:, shown::step] - bit).cumsum(1) % 2 + bit

@@ -196,9 +196,11 @@ def test_a_rate_is_chosen_by_one_half_and_scored_by_the_other():
         {**point, "lr": lr, "chosen_by": chosen, "loss": loss}
         for lr, chosen, loss in ((1.0, 3, 1), (2.0, 2, 2), (3.0, None, 0))
     )
+    # Another seed that ran at one rate has a loss, and chooses nothing.
+    points.append({**point, "seed": 2, "lr": 1.0, "chosen_by": 0, "loss": 0})
     assert rates.best(points) == {"sum": 2.0}
     inside, *_ = rates.claims(points)
-    assert inside.holds and inside.found.startswith("2 (sum)")
+    assert inside.holds and inside.found.startswith("1 (sum)")
 
 
 @torch.no_grad()

@@ -45,7 +45,7 @@ print(getattr(find_spec("fwlab"), "origin", None))
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """What the site offers."""
+    """Build the wheel that the site offers."""
     sys.path.append(str(ROOT / "docs" / "hooks"))
     import downloads
 
@@ -103,13 +103,13 @@ class Machine:
         )
 
     def set_up(self, cell: str = SETUP, **env: str) -> Path:
-        """Where fwlab is after the cell, which must not have stopped."""
+        """Return where fwlab is after the cell, which must not have stopped."""
         done = self.run(RUN, cell, **env)
         assert done.stderr == "went on\n", done.stdout + done.stderr
         return Path(done.stdout.splitlines()[-1])
 
     def stop(self, cell: str = SETUP, **env: str) -> str:
-        """What the cell says when it stops."""
+        """Return the message with which the cell stops."""
         done = self.run(RUN, cell, **env)
         assert done.stderr.endswith("stopped\n"), done.stdout + done.stderr
         assert done.stdout.endswith("None\n")
@@ -122,7 +122,7 @@ class Machine:
         return self.packages / "fwlab" / "__init__.py"
 
     def decoy(self) -> None:
-        """A package above the notebook that would not do."""
+        """Make a package above the notebook that would not do."""
         (self.above / "fwlab").mkdir()
         (self.above / "fwlab" / "__init__.py").touch()
 
@@ -139,7 +139,7 @@ ADDRESS = "https://git.example/a/b"
 
 
 def addressed() -> str:
-    """The cell after what docs/contribute.md says on addresses."""
+    """Return the cell after what docs/contribute.md says on addresses."""
     page = (ROOT / "docs" / "contribute.md").read_text("utf-8")
     (change,) = re.findall(r"sed -i '(.*)' notebooks", page)
     done = subprocess.run(
@@ -265,8 +265,9 @@ finally:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_notebook_runs_alone(machine, wheel, path):
-    """As somebody has it who took both from the site: nothing else is there, no
-    network, and no texts kept from before.
+    """Run a notebook and the wheel, both taken from the site, and nothing else.
+
+    There is no network, and no texts are kept from before.
     """
     shutil.copy(path, machine.here)
     shutil.copy(wheel, machine.here)

@@ -396,7 +396,7 @@ def once(tmp_path_factory):
 
 @pytest.fixture
 def trained(once, tmp_path):
-    """A trainer at its end, and a copy of its checkpoint to damage."""
+    """Return a trainer at its end, and a copy of its checkpoint to damage."""
     trainer, path = once
     return trainer, Path(shutil.copy(path, tmp_path / "model"))
 
@@ -484,7 +484,7 @@ def fwlab(monkeypatch, tmp_path):
 
 @pytest.fixture
 def run(fwlab, tmp_path):
-    """The folder of a run that has ended."""
+    """Return the folder of a run that has ended."""
     assert fwlab(*RUN)[0] == 0
     return tmp_path / "run"
 
@@ -494,7 +494,7 @@ def result_of(folder):
 
 
 def refused(*arguments):
-    """The one sentence that the command ends in, with exit code 2."""
+    """Return the one sentence that the command ends in, with exit code 2."""
     code, out, err = terminal.fwlab(*arguments)
     assert (code, err.count("\n")) == (2, 1)
     assert err.startswith("fwlab: ") and "Traceback" not in out + err

@@ -10,43 +10,8 @@
 // all but the controls, for pages without scripts; `state` returns what the
 // figure shows, as plain numbers.
 
-export const svg = (name, attributes = {}, ...children) => {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
-  return fill(element, attributes, children);
-};
-
-export const html = (name, attributes = {}, ...children) =>
-  fill(document.createElement(name), attributes, children);
-
-// What drawings are made of: letters, small ones for notes and numbers of axes,
-// and shapes that are lines unless they are given a `fill`.
-export const text = (x, y, content = "", attributes = {}) =>
-  svg("text", { x, y, ...attributes }, content);
-export const small = (x, y, content, attributes = {}) =>
-  text(x, y, content, { class: "fw-small", ...attributes });
-export const path = (attributes) =>
-  svg("path", { fill: "none", stroke: "currentcolor", ...attributes });
-export const circle = (attributes) =>
-  svg("circle", { fill: "none", stroke: "currentcolor", ...attributes });
-export const box = (x, y, width, height, attributes = {}) =>
-  svg("rect", { x, y, width, height, ...attributes });
-export const group = (attributes = {}) => svg("g", attributes);
-export const BOLD = { "font-weight": 600 };
-export const MIDDLE = { "dominant-baseline": "central" }; // from top to bottom
-export const CENTRED = { "text-anchor": "middle" }; // from left to right
-export const END = { "text-anchor": "end" };
-export const WRONG = "var(--fw-wrong)";
-
-// A drawing. Its units are CSS pixels on a small screen.
-export const picture = (width, height, label) =>
-  svg("svg", {
-    viewBox: `0 0 ${width} ${height}`,
-    class: "fw-picture",
-    role: "group",
-    "aria-label": label,
-  });
-
-export const fill = (element, attributes, children) => {
+export const html = (name, attributes = {}, ...children) => {
+  const element = document.createElement(name);
   for (const [key, value] of Object.entries(attributes))
     if (value !== undefined && value !== false) element.setAttribute(key, value);
   element.append(...children);
@@ -68,15 +33,6 @@ export const figure = (name, setup) => {
     const figure = {
       root,
       placeholder, // the picture that stood there
-      // What is looked at most.
-      picture: (width, height, label) => {
-        const drawing = picture(width, height, label);
-        root.append(drawing);
-        return drawing;
-      },
-      // Controls, and what is read beside the picture.
-      beside: (...elements) =>
-        root.append(html("div", { class: "fw-side" }, ...elements)),
       // Who listens hears it when nothing has changed for a moment, and
       // neither how the figure begins nor what plays by itself: that is not `aloud`.
       say: (text, aloud = true) => {
@@ -207,39 +163,19 @@ export const checkbox = (label, value, changed) => {
   return html("label", { class: "fw-checkbox" }, input, label);
 };
 
-// Where a handle can be taken: more than is seen of it, and on a phone as
-// much as a finger needs. Where these circles overlap, the nearest handle is
-// taken.
-export const reach = (r) =>
-  svg("circle", { r, class: "fw-reach", fill: "none", "pointer-events": "all" });
-
+// Where handles can be taken, the circles around them, overlap, the nearest is taken.
 const nearest = (own, event) => {
   const distance = (handle) => {
     const { e, f } = handle.getScreenCTM();
     return Math.hypot(event.clientX - e, event.clientY - f);
   };
   const all = [...own.ownerSVGElement.querySelectorAll(".fw-handle")];
-  const seen = all.filter((handle) => handle.style.display !== "none");
-  return seen.reduce((a, b) => (distance(b) < distance(a) ? b : a), own);
+  return all.reduce((a, b) => (distance(b) < distance(a) ? b : a), own);
 };
 
-// Let a handle of the picture be moved, by pointer (`move` gets a point in
-// the units of the picture) and by arrow keys (`nudge` gets -1, 0 or 1 in
-// each direction, up being positive). The handle is a group, moved by its
-// `transform`, with a `reach`. It becomes a slider for anyone who does not
-// see it: set `aria-valuenow` and `aria-valuetext` on it.
-export const drag = (handle, label, { move, nudge }) => {
-  const attributes = {
-    tabindex: 0,
-    role: "slider",
-    "aria-label": label,
-    class: `${handle.getAttribute("class") ?? ""} fw-handle`.trim(),
-  };
-  fill(handle, attributes, []);
-  for (const [kind, listen] of Object.entries(dragging({ move, nudge })))
-    handle.addEventListener(kind, listen);
-};
-
+// Listeners of a handle that can be moved by pointer (`move` gets a point in the units
+// of the picture) and by arrow keys (`nudge` gets -1, 0 or 1 in each direction, up being
+// positive).
 const ARROWS = {
   ArrowLeft: [-1, 0],
   ArrowRight: [1, 0],
@@ -306,36 +242,3 @@ export const scale = ([a, b], [low, high]) => (x) => low + ((x - a) / (b - a)) *
 // Names as in a sentence: "a, b and c".
 export const list = (names) =>
   names.length < 2 ? names.join("") : `${names.slice(0, -1).join(", ")} and ${names.at(-1)}`;
-
-// A matrix with its numbers in the cells: `matrix.element` goes into the
-// picture, `matrix.update(rows)` sets the numbers. `limit` is the number
-// that gets the strongest colour, on which letters are still legible.
-export const matrix = (rows, columns, { x, y, cell = 34, limit = 1, ...options }) => {
-  const { height = cell, digits = 1, show = (n) => number(n, digits) } = options;
-  const cells = [];
-  const element = svg("g", { transform: `translate(${x} ${y})` });
-  for (let i = 0; i < rows; i++)
-    for (let j = 0; j < columns; j++) {
-      const box = svg("rect", {
-        x: j * cell,
-        y: i * height,
-        width: cell,
-        height,
-        class: "fw-cell",
-      });
-      const label = svg("text", {
-        x: (j + 0.5) * cell,
-        y: (i + 0.5) * height,
-        class: "fw-cell-text",
-      });
-      element.append(box, label);
-      cells.push([box, label]);
-    }
-  const update = (values) =>
-    values.flat().forEach((value, n) => {
-      const [box, label] = cells[n];
-      box.style.fill = signed(0.45 * Math.max(-1, Math.min(value / limit, 1)));
-      label.textContent = show(value);
-    });
-  return { element, update };
-};

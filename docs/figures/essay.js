@@ -4,433 +4,273 @@
 // below, a few numbers; on the way to the next section they move, and the
 // picture is computed from them. Between the sections of a page without
 // scripts are the pictures of all settings.
-import * as fwlab from "./fwlab.js";
-import {
-  text, small, path, group, round, BOLD, MIDDLE, CENTRED, WRONG, dot, read,
-} from "./fwlab.js";
-import { FAST, SHAPES, distance, put, show, line } from "./plane.js";
+import { dot, read, towards } from "./algebra.js";
+import * as fwlab from "./common.js";
+import { number, round, signed } from "./common.js";
+import { button, draw as drawInto, html, line, note, nothing, svg } from "./kit.js";
+import { FAST, NEW, WRONG, distance, keys, letter, mark, shape, through, to, values } from "./plane.js";
 
-fwlab.figure("essay", (figure) => {
-  const PEOPLE = ["Nora", "Max", "Pia"];
-  // Who is where, in the order in which it is written. The same fact once
-  // more, three times, is for the key that is too long.
-  const FACTS = [
-    { who: 0, place: [1, 0.5] },
-    { who: 1, place: [-1, 1] },
-    { who: 0, place: [0.5, -1] },
-    { who: 2, place: [0.8, 0.3] },
-    { who: 0, place: [1, 0.5] },
-    { who: 0, place: [1, 0.5] },
-    { who: 0, place: [1, 0.5] },
-  ];
-  const degrees = (x, y) => (Math.atan2(y, x) * 180) / Math.PI;
-  const NORA = degrees(0.8, 0.6);
-  const PIA = degrees(0.28, 0.96);
-  // - strengths: how much of each fact is written;
-  // - angle, length: where Max's key points, how long Nora's is;
-  // - corrects: 0, the sum rule; 1, the delta rule;
-  // - wrote: the fact whose write is shown; asked: whose key reads;
-  // - overlaps: pairs of keys whose product is drawn;
-  // - was: what was read before that write is drawn.
-  const START = { angle: NORA + 90, length: 1, corrects: 0, range: 2, overlaps: [] };
-  const AGAIN = { strengths: [1, 0, 0, 0, 1, 1, 1], wrote: 0, asked: 0, corrects: 1 };
-  const SETTINGS = {
-    pair: { strengths: [1], wrote: 0 },
-    read: { strengths: [1], asked: 0 },
-    second: { strengths: [1, 1], wrote: 1, asked: 1 },
-    overlap: { strengths: [1, 1], angle: 90, asked: 0, overlaps: [[1, 0]] },
-    moved: { strengths: [1, 1, 1], wrote: 2, asked: 0, was: true },
-    delta: { strengths: [1, 1, 1], corrects: 1, wrote: 2, asked: 0, was: true },
-    strength: { strengths: [1, 1, 0.8], corrects: 1, wrote: 2, asked: 0, was: true },
-    third: {
-      strengths: [1, 1, 1, 1],
-      corrects: 1,
-      wrote: 3,
-      asked: 2,
-      overlaps: [
-        [2, 0],
-        [2, 1],
-      ],
-      was: true,
-    },
-    long: { ...AGAIN, length: 1.5, range: 3.25, again: true },
-    unit: { ...AGAIN, again: true },
-    chunk: { strengths: [1, 1, 1], corrects: 1, chunk: true },
-  };
-  const NAMES = Object.keys(SETTINGS);
-  const settings = NAMES.map((name) => {
-    const strengths = FACTS.map((_, i) => SETTINGS[name].strengths[i] ?? 0);
-    return { ...START, ...SETTINGS[name], strengths };
+const PEOPLE = ["Nora", "Max", "Pia"];
+// Who is where, in the order in which it is written. The same fact once
+// more, three times, is for the key that is too long.
+const FACTS = [
+  { who: 0, place: [1, 0.5] },
+  { who: 1, place: [-1, 1] },
+  { who: 0, place: [0.5, -1] },
+  { who: 2, place: [0.8, 0.3] },
+  ...Array(3).fill({ who: 0, place: [1, 0.5] }),
+];
+const REPEATED = [0, 4, 5, 6]; // writes of one fact, again and again
+const degrees = (x, y) => (Math.atan2(y, x) * 180) / Math.PI;
+const NORA = degrees(0.8, 0.6);
+const PIA = degrees(0.28, 0.96);
+// - strengths: how much of each fact is written;
+// - angle, length: where Max's key points, how long Nora's is;
+// - corrects: 0, the sum rule; 1, the delta rule;
+// - wrote: the fact whose write is shown; asked: whose key reads;
+// - overlaps: pairs of keys whose product is drawn;
+// - was: what was read before that write is drawn.
+const START = { angle: NORA + 90, length: 1, corrects: 0, range: 2, overlaps: [] };
+const AGAIN = { strengths: [1, 0, 0, 0, 1, 1, 1], wrote: 0, asked: 0, corrects: 1, again: true };
+const MOVED = { strengths: [1, 1, 1], wrote: 2, asked: 0, was: true };
+const SETTINGS = {
+  pair: { strengths: [1], wrote: 0 },
+  read: { strengths: [1], asked: 0 },
+  second: { strengths: [1, 1], wrote: 1, asked: 1 },
+  overlap: { strengths: [1, 1], angle: 90, asked: 0, overlaps: [[1, 0]] },
+  moved: MOVED,
+  delta: { ...MOVED, corrects: 1 },
+  strength: { ...MOVED, strengths: [1, 1, 0.8], corrects: 1 },
+  third: {
+    strengths: [1, 1, 1, 1],
+    corrects: 1,
+    wrote: 3,
+    asked: 2,
+    overlaps: [[2, 0], [2, 1]],
+    was: true,
+  },
+  long: { ...AGAIN, length: 1.5, range: 3.25 },
+  unit: AGAIN,
+  chunk: { strengths: [1, 1, 1], corrects: 1, chunk: true },
+};
+const NAMES = Object.keys(SETTINGS);
+const settings = NAMES.map((name) => {
+  const strengths = FACTS.map((_, i) => SETTINGS[name].strengths[i] ?? 0);
+  return { ...START, ...SETTINGS[name], strengths };
+});
+
+// --- The arithmetic ------------------------------------------------------------
+const compute = ({ strengths, angle, length, corrects, wrote, asked, was }) => {
+  const keys = [NORA, angle, PIA].map(towards);
+  keys[0] = keys[0].map((x) => length * x);
+  let W = [[0, 0], [0, 0]];
+  const writes = FACTS.map(({ who, place }, i) => {
+    const held = read(W, keys[who]);
+    const u = place.map((x, row) => strengths[i] * (x - corrects * held[row]));
+    const before = W;
+    W = W.map((row, n) => row.map((w, m) => w + u[n] * keys[who][m]));
+    return { u, before, after: W };
   });
+  // All writes at once: (I + A) U = V, and W = U' K.
+  const steps = FACTS.slice(0, 3);
+  const A = steps.map((a, i) => steps.map((b, j) => (j < i ? dot(keys[a.who], keys[b.who]) : 0)));
+  const solved = { A, U: writes.slice(0, 3).map(({ u }) => u), V: steps.map(({ place }) => place) };
+  // Who is where now: the last fact of each that has been written.
+  const people = PEOPLE.flatMap((name, who) => {
+    const last = FACTS.findLastIndex((fact, i) => fact.who === who && strengths[i] > 0);
+    if (last < 0) return [];
+    const [key, { place }] = [keys[who], FACTS[last]];
+    const readback = read(W, key);
+    const before = was ? read(writes[wrote].before, key) : null;
+    return [{ name, who, key, place, readback, before, error: distance(readback, place) }];
+  });
+  const again = REPEATED.map((i) => read(writes[i].after, keys[0]));
+  return { keys, W, writes, solved, people, again, key: keys[FACTS[wrote]?.who ?? asked ?? 0] };
+};
 
-  // --- The arithmetic --------------------------------------------------------
-  const compute = (setting) => {
-    const { strengths, angle, length, corrects } = setting;
-    const keys = [NORA, angle, PIA].map(fwlab.towards);
-    keys[0] = keys[0].map((x) => length * x);
-    let W = [
-      [0, 0],
-      [0, 0],
-    ];
-    const writes = FACTS.map(({ who, place }, i) => {
-      const k = keys[who];
-      const held = read(W, k);
-      const u = place.map((x, row) => strengths[i] * (x - corrects * held[row]));
-      const before = W;
-      W = W.map((row, n) => row.map((w, m) => w + u[n] * k[m]));
-      return { u, before, after: W };
-    });
-    return { keys, W, writes };
-  };
-  // All writes of the delta rule at once: (I + A) U = V, then W = U' K.
-  const solve = ({ keys }) => {
-    const facts = FACTS.slice(0, 3);
-    const K = facts.map(({ who }) => keys[who]);
-    const A = K.map((a, i) => K.map((b, j) => (j < i ? dot(a, b) : 0)));
-    const V = facts.map(({ place }) => place);
-    const U = [];
-    V.forEach((v, i) => {
-      const held = (n) => U.reduce((all, u, j) => all + A[i][j] * u[n], 0);
-      U.push(v.map((x, n) => x - held(n)));
-    });
-    const sum = (n, m) => U.reduce((all, u, i) => all + u[n] * K[i][m], 0);
-    const W = [0, 1].map((n) => [0, 1].map((m) => sum(n, m)));
-    return { A, U, V, W };
-  };
+// --- The picture ---------------------------------------------------------------
+const CENTRE = [82, 100];
+const BOX = { x: 206, y: 24, size: 150 };
+const { circle, at: keyAt } = keys(CENTRE, 54);
+const PAPER = "fill: var(--md-default-bg-color); stroke-width: 1.5";
+const bare = (x) => number(x).replace(/\.?0+$/, "");
+const pair = (v) => v.map(bare).join(", ");
+const near = (a, b) => distance(a, b) < 0.005;
+const between = (a, b, share) => a + share * (b - a);
+const title = (x, y, words, anchor = "start") =>
+  svg`<text x=${x} y=${y} text-anchor=${anchor} font-weight="600">${words}</text>`;
 
-  // --- The picture -----------------------------------------------------------
-  const CENTRE = [82, 100];
-  const RADIUS = 54;
-  const BOX = { x: 206, y: 24, size: 150 };
-  const WRITTEN = "var(--fw-other)";
-  const PAPER = "var(--md-default-bg-color)";
-  const bare = (x) => fwlab.number(x).replace(/\.?0+$/, "");
-  const pair = (v) => v.map(bare).join(", ");
-  const controls = fwlab.controls();
-  figure.root.append(controls);
-  const picture = figure.picture(
-    360,
-    296,
-    "Keys on a circle, values in a plane, and the memory as numbers",
+// The product of two keys of length 1: how far one reaches along the other.
+const overlap = (from, onto) => {
+  const product = dot(from, onto);
+  const foot = onto.map((x) => product * x);
+  // The number is beside the foot, on the side away from the other key.
+  const away = foot.map((x, n) => x - (0.28 * (from[n] - foot[n])) / distance(from, foot));
+  const [x, y] = keyAt(away);
+  return svg`<g data-part="overlap">
+    ${line(through(CENTRE, keyAt(foot)), `stroke: ${WRONG}; stroke-width: 8; stroke-opacity: 0.6`)}
+    ${line(through(keyAt(from), keyAt(foot)), `stroke: ${WRONG}; stroke-dasharray: 3 2`)}
+    <g font-weight="600" style=${`fill: ${WRONG}`}>${note(round(x), round(y), bare(product), "middle")}</g></g>`;
+};
+const arrow = (from, to) => {
+  const long = distance(from, to);
+  if (long < 8) return nothing;
+  const way = to.map((x, n) => (x - from[n]) / long);
+  const tip = to.map((x, n) => x - 7 * way[n]);
+  const side = (s) => [tip[0] - 7 * way[0] + 4 * s * way[1], tip[1] - 7 * way[1] - 4 * s * way[0]];
+  return line(through(from, tip) + through(side(1), tip, side(-1)), `stroke: ${NEW}; stroke-width: 2`);
+};
+
+const plane = ({ asked, wrote, again, overlaps, range }, found) => {
+  const { people } = found;
+  const { at, drawn } = values(BOX, range);
+  const silent = asked === undefined; // nobody has asked yet
+  const writer = FACTS[wrote]?.who;
+  const [a, b] = found.keys;
+  const square = people.some(({ who }) => who === 1) && Math.abs(dot(a, b)) < 1e-9;
+  const corner = [a, a.map((x, i) => x + b[i]), b].map((key) => keyAt(key, 9));
+  // Letters are beside the mark, or above it where a line passes.
+  const others = people.flatMap(({ place, readback, before }) =>
+    [readback, before ?? readback, place.map((x, n) => between(x, readback[n], 0.4))].map(at),
   );
-  const plane = group();
-  const system = group();
-  picture.append(plane, system);
-
-  const [circle, keyAt] = fwlab.plane.ring(CENTRE, RADIUS);
-  const values = fwlab.plane.values(BOX);
-  const { at } = values;
-  const corner = path({ "stroke-opacity": 0.6, "data-part": "right angle" });
-  plane.append(
-    text(0, 16, "Keys: who", BOLD),
-    ...circle,
-    corner,
-    text(BOX.x, 16, "Values: where", BOLD),
-    ...values.elements,
-  );
-  // The product of two keys of length 1: how far one reaches along the other.
-  const overlaps = [0, 1].map(() => {
-    const drop = path({ stroke: WRONG, "stroke-dasharray": "3 2" });
-    const along = path({ stroke: WRONG, "stroke-width": 8, "stroke-opacity": 0.6 });
-    const label = small(0, 0, "", { ...BOLD, ...CENTRED, ...MIDDLE });
-    label.style.fill = WRONG;
-    const all = group({ "data-part": "overlap" });
-    all.append(along, drop, label);
-    plane.append(all);
-    return { all, drop, along, label };
-  });
-  const keys = PEOPLE.map((name, j) => {
-    const arrow = path({});
-    const tip = group({ "data-key": name });
-    tip.append(
-      path({ d: SHAPES[j](10), fill: PAPER, "stroke-width": 1.5 }),
-      text(0, 0.5, name[0], { class: "fw-cell-text", "font-weight": 600 }),
-    );
-    plane.append(arrow, tip);
-    return { arrow, tip };
-  });
-  const bounce = path({ stroke: WRONG, "stroke-width": 1.5 });
-  plane.append(bounce);
-  const marks = PEOPLE.map((name, j) => {
-    const mark = fwlab.plane.mark(name, j);
-    mark.label.textContent = name[0];
-    plane.append(mark.all);
-    return mark;
-  });
-  const written = path({ stroke: WRITTEN, "stroke-width": 2 });
-  const turns = [1, 2, 3, 4].map((number) => {
-    const dot = path({ d: SHAPES[0](4), fill: FAST, stroke: FAST });
-    const label = small(0, -12, String(number), { ...CENTRED, ...MIDDLE });
-    const all = group();
-    all.append(dot, label);
-    plane.append(all);
-    return all;
-  });
-  plane.append(written);
-
-  // All writes at once.
-  const block = (rows, columns, x, title) => {
-    const matrix = fwlab.matrix(rows, columns, { x, y: 42, cell: 40, limit: 1.5, show: bare });
-    const width = 40 * columns;
-    system.append(
-      text(x + width / 2, 32, title, { ...BOLD, ...CENTRED }),
-      matrix.element,
-    );
-    return matrix;
+  const value = ({ name, who, place, readback, before }) => {
+    const [here, there] = [at(place), at(readback)];
+    const shown = !silent && !again;
+    const moved = before && !near(before, readback);
+    return mark(name[0], who, {
+      place: here,
+      read: shown && there,
+      error: shown && !near(place, readback),
+      before: moved && at(before),
+      trail: moved && who !== writer,
+      others: again ? [] : others,
+      label: again ? [here[0] - 17, here[1] - 10] : here,
+    });
   };
-  const blocks = {
-    A: block(3, 3, 28, "I + A"),
-    U: block(3, 2, 168, "U, written"),
-    V: block(3, 2, 268, "V, places"),
-  };
-  system.append(
-    text(158, 102, "·", { ...CENTRED, ...MIDDLE }),
-    text(258, 102, "=", { ...CENTRED, ...MIDDLE }),
-    ...FACTS.slice(0, 3).flatMap(({ who }, i) => {
-      const y = 62 + 40 * i;
-      const mark = path({ d: SHAPES[who](9), transform: `translate(13 ${y})` });
-      return [mark, text(13, y + 0.5, PEOPLE[who][0], { class: "fw-cell-text", ...BOLD })];
-    }),
-  );
+  const last = people.find(({ who, before, readback }) => who === writer && before && !near(before, readback));
+  const turns = found.again.map(at);
+  const spread = distance(found.again[0], found.again[1]) > 0.05;
+  return svg`${title(0, 16, "Keys: who")}${circle}
+    ${square ? line(through(...corner), "stroke-opacity: 0.6", "right angle") : nothing}
+    ${title(BOX.x, 16, "Values: where")}${drawn}
+    ${overlaps.map(([from, onto]) => overlap(found.keys[from], found.keys[onto]))}
+    ${people.map(({ name, who, key }) => svg`
+      ${line(through(CENTRE, keyAt(key)), `stroke-width: ${who === (writer ?? asked) ? 3 : 1.5}`)}
+      <g data-key=${name} transform=${to(keyAt(key))}>${shape(who, 10, PAPER)}${letter(name[0])}</g>`)}
+    ${again ? line(through(...turns), `stroke: ${WRONG}; stroke-width: 1.5`) : nothing}
+    ${people.map(value)}
+    ${again ? turns.map(([x, y], i) => svg`${shape(0, 4, `fill: ${FAST}; stroke: ${FAST}`, [x, y])}
+      ${spread ? note(round(x), round(y - 12), i + 1, "middle") : nothing}`) : nothing}
+    ${last ? arrow(at(last.before), at(last.readback)) : nothing}`;
+};
 
-  // Below: the memory, with a key, what is written and what is read.
-  const TOP = 192;
-  const strip = { cell: 38, height: 32, limit: 1.5, show: bare };
-  const memory = fwlab.matrix(2, 2, { ...strip, x: 46, y: TOP + 26 });
-  const vectors = {
-    key: fwlab.matrix(1, 2, { ...strip, x: 46, y: TOP, height: 22 }),
-    written: fwlab.matrix(2, 1, { ...strip, x: 2, y: TOP + 26 }),
-    read: fwlab.matrix(2, 1, { ...strip, x: 128, y: TOP + 26 }),
-  };
-  const under = (x, name, colour) =>
-    small(x, TOP + 101, name, { ...CENTRED, style: `fill: ${colour}` });
-  const names = {
-    key: small(40, TOP + 11, "key", { ...fwlab.END, ...MIDDLE }),
-    written: under(21, "written", WRITTEN),
-    read: under(147, "read", FAST),
-  };
-  picture.append(memory.element, under(84, "memory W", "inherit"));
-  for (const part of ["key", "written", "read"]) {
-    vectors[part].element.dataset.vector = part;
-    picture.append(vectors[part].element, names[part]);
-  }
-  memory.element.dataset.vector = "memory";
-  const END = { ...fwlab.END, ...MIDDLE };
-  const first = small(180, TOP + 8, "", MIDDLE);
-  const table = group({ "data-part": "table" });
-  table.append(
-    first,
-    small(255, TOP + 8, "is at", END),
-    small(342, TOP + 8, "memory says", END),
-    path({ d: `M180 ${TOP + 19}h180`, "stroke-opacity": 0.5 }),
-  );
-  const rows = [0, 1, 2, 3].map((i) => {
-    const y = TOP + 34 + 22 * i;
-    const cells = [
-      small(180, y, "", { ...MIDDLE, ...BOLD }),
-      small(255, y, "", END),
-      small(342, y, "", END),
-      small(354, y, "", { ...CENTRED, ...MIDDLE }),
-    ];
-    const row = group();
-    row.append(...cells);
-    table.append(row);
-    return { row, cells };
-  });
-  picture.append(table);
+// Numbers in cells, whose colour is their sign and size.
+const grid = (name, rows, x, y, cell, height = cell) => svg`<g data-vector=${name}>${rows.map((row, i) =>
+  row.map((value, j) => {
+    const [left, top] = [x + j * cell, y + i * height];
+    const colour = signed(0.45 * Math.max(-1, Math.min(value / 1.5, 1)));
+    return svg`<rect x=${left} y=${top} width=${cell} height=${height} class="fw-cell" style=${`fill: ${colour}`} />
+      <text x=${left + cell / 2} y=${top + height / 2} class="fw-cell-text">${Number.isNaN(value) ? "" : bare(value)}</text>`;
+  }),
+)}</g>`;
+// All writes at once.
+const system = ({ solved: { A, U, V } }) => {
+  const lower = A.map((row, i) => row.map((x, j) => (j > i ? NaN : i === j ? 1 : x)));
+  const block = (rows, x, words) =>
+    svg`${title(x + 20 * rows[0].length, 32, words, "middle")}${grid(words, rows, x, 42, 40)}`;
+  return svg`${block(lower, 28, "I + A")}${block(U, 168, "U, written")}${block(V, 268, "V, places")}
+    ${[[158, "·"], [258, "="]].map(
+      ([x, sign]) => svg`<text x=${x} y="102" text-anchor="middle" dominant-baseline="central">${sign}</text>`,
+    )}
+    ${FACTS.slice(0, 3).map(
+      ({ who }, i) => svg`<g transform=${to([13, 62 + 40 * i])}>${shape(who, 9, "")}${letter(PEOPLE[who][0])}</g>`,
+    )}`;
+};
 
-  // --- Showing ---------------------------------------------------------------
-  const between = (a, b, share) => a + share * (b - a);
-  const near = (a, b) => distance(a, b) < 0.005;
-  let shown;
-  const draw = (setting) => {
-    const { strengths, chunk, again } = setting;
-    const found = compute(setting);
-    const solved = solve(found);
-    if (chunk) found.W = solved.W;
-    const { W, writes } = found;
-    values.rescale(setting.range);
-    show(plane, !chunk);
-    show(system, Boolean(chunk));
-
-    // Who is where now: the last fact of each that has been written.
-    const people = PEOPLE.map((name, who) => {
-      const last = FACTS.findLastIndex((fact, i) => fact.who === who && strengths[i] > 0);
-      if (last < 0) return null;
-      const key = found.keys[who];
-      const place = FACTS[last].place;
-      const readback = read(W, key);
-      const before = setting.was ? read(writes[setting.wrote].before, key) : null;
-      return { name, who, key, place, readback, before, error: distance(readback, place) };
-    });
-    const there = people.filter(Boolean);
-    const silent = setting.asked === undefined && !chunk; // nobody has asked yet
-
-    // Keys.
-    people.forEach((one, who) => {
-      const { arrow, tip } = keys[who];
-      show(arrow, one);
-      show(tip, one);
-      if (!one) return;
-      line(arrow, CENTRE, keyAt(one.key));
-      const used = who === (FACTS[setting.wrote]?.who ?? setting.asked);
-      arrow.setAttribute("stroke-width", used ? 3 : 1.5);
-      put(tip, keyAt(one.key));
-    });
-    const [a, b] = found.keys;
-    const square = people[1] && Math.abs(dot(a, b)) < 1e-9;
-    show(corner, square);
-    if (square) {
-      const [p, q, r] = [a, a.map((x, i) => x + b[i]), b].map((k) => keyAt(k, 9));
-      corner.setAttribute("d", `M${[p, q, r].map((x) => x.map(round)).join("L")}`);
-    }
-    overlaps.forEach(({ all, drop, along, label }, i) => {
-      const [from, onto] = (setting.overlaps[i] ?? []).map((who) => found.keys[who]);
-      show(all, from);
-      if (!from) return;
-      const product = dot(from, onto);
-      const foot = onto.map((x) => product * x);
-      line(along, CENTRE, keyAt(foot));
-      line(drop, keyAt(from), keyAt(foot));
-      label.textContent = bare(product);
-      // Beside the foot, on the side away from the other key.
-      const away = foot.map((x, n) => x - 0.28 * (from[n] - foot[n]) / distance(from, foot));
-      put(label, keyAt(away));
-    });
-
-    // Values.
-    show(written, false);
-    PEOPLE.forEach((_, who) => {
-      const { all, target, error, found: dot, ghost, trail, label } = marks[who];
-      const one = people[who];
-      show(all, one);
-      if (!one) return;
-      const [place, readback] = [at(one.place), at(one.readback)];
-      put(target, place);
-      put(dot, readback);
-      line(error, place, readback);
-      const moved = one.before && !near(one.before, one.readback);
-      const wrote = who === FACTS[setting.wrote]?.who;
-      show(ghost, moved);
-      show(trail, moved && !wrote);
-      if (moved) {
-        put(ghost, at(one.before));
-        line(trail, at(one.before), readback);
-        if (wrote) arrowTo(written, at(one.before), readback);
-      }
-      show(dot, !silent && !again);
-      show(error, !silent && !again && !near(one.place, one.readback));
-      // Beside the mark, or above it where a line passes.
-      const others = there.flatMap(({ place, readback, before }) => [
-        readback,
-        before ?? readback,
-        place.map((x, n) => between(x, readback[n], 0.4)),
-      ]);
-      fwlab.plane.letter(label, [place[0], place[1] - 8], others.map(at));
-      if (again) put(label, [-17, -10]);
-      else label.removeAttribute("transform");
-    });
-    // Nora's place, written again and again.
-    const written4 = [0, 4, 5, 6].map((i) => read(writes[i].after, found.keys[0]));
-    const spread = again && distance(written4[0], written4[1]) > 0.05;
-    turns.forEach((turn, i) => {
-      show(turn, again);
-      put(turn, at(written4[i]));
-      show(turn.lastChild, spread);
-    });
-    show(bounce, again);
-    bounce.setAttribute("d", `M${written4.map((v) => at(v).map(round)).join("L")}`);
-
-    // Numbers.
-    memory.update(W);
-    const fact = FACTS[setting.wrote];
-    const key = found.keys[fact?.who ?? setting.asked ?? 0];
-    const parts = {
-      key: !chunk && [key],
-      written: fact && !again && writes[setting.wrote].u.map((x) => [x]),
-      read: !silent && !chunk && read(W, key).map((x) => [x]),
-    };
-    for (const [part, numbers] of Object.entries(parts)) {
-      show(vectors[part].element, numbers);
-      show(names[part], numbers);
-      if (numbers) vectors[part].update(numbers);
-    }
-    if (chunk) {
-      const { A, U, V } = solved;
-      blocks.A.update(A.map((row, i) => row.map((x, j) => (i === j ? 1 : x))));
-      blocks.A.element.querySelectorAll("text").forEach((cell, n) => {
-        if (n % 3 > Math.floor(n / 3)) cell.textContent = "";
-      });
-      blocks.U.update(U);
-      blocks.V.update(V);
-    }
-    const lines = again
-      ? written4.map((v, i) => [String(i + 1), people[0].place, v])
-      : there.map(({ name, place, readback }) => [name, place, readback]);
-    first.textContent = again ? "write" : "";
-    rows.forEach(({ row, cells }, i) => {
-      show(row, lines[i]);
-      if (!lines[i]) return;
-      const [name, place, says] = lines[i];
+// Below: the memory, with a key, what is written and what is read.
+const TOP = 192;
+const numbers = ({ wrote, asked, chunk, again }, { W, key, writes }) => {
+  const silent = asked === undefined;
+  const under = (x, words, colour) => svg`<g style=${`fill: ${colour}`}>${note(x, TOP + 97, words, "middle")}</g>`;
+  const column = (name, v, x, colour) =>
+    svg`${grid(name, v.map((entry) => [entry]), x, TOP + 26, 38, 32)}${under(x + 19, name, colour)}`;
+  return svg`${grid("memory", W, 46, TOP + 26, 38, 32)}${under(84, "memory W", "inherit")}
+    ${chunk ? nothing : svg`${grid("key", [key], 46, TOP, 38, 22)}${note(40, TOP + 11, "key", "end")}`}
+    ${wrote === undefined || again ? nothing : column("written", writes[wrote].u, 2, NEW)}
+    ${silent || chunk ? nothing : column("read", read(W, key), 128, FAST)}`;
+};
+const table = ({ asked, chunk, again }, found) => {
+  const silent = asked === undefined && !chunk;
+  const rows = again
+    ? found.again.map((v, i) => [i + 1, found.people[0].place, v])
+    : found.people.map(({ name, place, readback }) => [name, place, readback]);
+  return svg`<g data-part="table">${note(180, TOP + 8, again ? "write" : "")}${note(255, TOP + 8, "is at", "end")}
+    ${note(342, TOP + 8, "memory says", "end")}${line(`M180 ${TOP + 19}h180`, "stroke-opacity: 0.5")}
+    ${rows.map(([name, place, says], i) => {
+      const y = TOP + 34 + 22 * i;
       const right = near(place, says);
-      const texts = [name, pair(place), silent ? "?" : pair(says)];
-      texts.push(silent ? "" : right ? "✓" : "✗");
-      cells.forEach((cell, n) => (cell.textContent = texts[n]));
-      for (const cell of cells.slice(2)) cell.style.fill = silent || right ? "" : WRONG;
-    });
-    shown = { W, people: there, writes, solved, key, again: written4 };
+      return svg`<g font-weight="600">${note(180, y, name)}</g>${note(255, y, pair(place), "end")}
+        <g style=${silent || right ? "" : `fill: ${WRONG}`}>${note(342, y, silent ? "?" : pair(says), "end")}
+        ${note(354, y, silent ? "" : right ? "✓" : "✗", "middle")}</g>`;
+    })}</g>`;
+};
+
+// --- Words -----------------------------------------------------------------------
+const vector = (v) => `(${v.map(bare).join(",\u00a0")})`;
+const rule = ({ corrects, strengths, chunk, again }) => {
+  if (!corrects) return "Sum rule";
+  const beta = !again && strengths.find((s) => s > 0 && s < 1);
+  return `Delta rule, β = ${bare(beta || 1)}${chunk ? ", all at once" : ""}`;
+};
+const sentence = (setting, { W, people, again, solved, key, writes }) => {
+  const parts = [];
+  if (setting.again)
+    parts.push(
+      `Nora is at ${vector(people[0].place)}, her key is ${vector(key)}. ` +
+        `After each of four writes it reads ${again.map(vector).join(", ")}`,
+    );
+  else if (setting.chunk) parts.push(`What the three writes add: ${solved.U.map(vector).join(", ")}`);
+  else if (setting.wrote !== undefined)
+    parts.push(
+      `Written under ${PEOPLE[FACTS[setting.wrote].who]}'s key ${vector(key)}: ${vector(writes[setting.wrote].u)}`,
+    );
+  if (!setting.again && (setting.asked !== undefined || setting.chunk))
+    for (const { name, place, readback, error } of people)
+      parts.push(
+        `${name} is at ${vector(place)}; the memory says ${vector(readback)}` +
+          (near(place, readback) ? ", right" : `, off by ${bare(error)}`),
+      );
+  parts.push(`Memory: first row ${pair(W[0])}; second row ${pair(W[1])}`);
+  return `${rule(setting)}. ${parts.join(". ")}.`;
+};
+
+// --- From section to section -------------------------------------------------------
+fwlab.figure("essay", (figure) => {
+  const sections = NAMES.map((name) => document.querySelector(`[data-step="${name}"]`));
+  let step = -1;
+  let goal = null; // the step that the page scrolls to, so that presses add up
+  let numbersNow = settings[0]; // as drawn, somewhere between two settings
+  let shown;
+  let frame = null;
+  const turn = (by) => () => {
+    goal = Math.max(0, Math.min((goal ?? step) + by, sections.length - 1));
+    sections[goal].scrollIntoView({ behavior: fwlab.motion.matches ? "instant" : "smooth" });
   };
-  const arrowTo = (element, from, to) => {
-    const long = distance(from, to);
-    show(element, long > 8);
-    const [x, y] = [(to[0] - from[0]) / long, (to[1] - from[1]) / long];
-    const tip = [to[0] - 7 * x, to[1] - 7 * y];
-    const side = (s) => [tip[0] - 7 * x + 4 * s * y, tip[1] - 7 * y - 4 * s * x].map(round);
-    const points = [tip.map(round), side(1), side(-1)];
-    element.setAttribute(
-      "d",
-      `M${from.map(round)}L${tip.map(round)}M${side(1)}L${points[0]}L${side(-1)}`,
+  const draw = (setting) => {
+    numbersNow = setting;
+    shown = compute(setting);
+    drawInto(
+      html`<div class="fw-controls"><strong>${rule(settings[step])}</strong><span>${step + 1} of ${NAMES.length}</span>
+        ${button("‹", turn(-1), { label: "Previous step", disabled: step === 0 })}
+        ${button("›", turn(1), { label: "Next step", disabled: step === NAMES.length - 1 })}</div>
+        <svg viewBox="0 0 360 296" class="fw-picture" role="group"
+          aria-label="Keys on a circle, values in a plane, and the memory as numbers">
+        ${setting.chunk ? system(shown) : plane(setting, shown)}${numbers(setting, shown)}${table(setting, shown)}</svg>`,
+      figure.root,
     );
   };
-
-  // --- Words -----------------------------------------------------------------
-  const vector = (v) => `(${v.map(bare).join(",\u00a0")})`;
-  const rule = ({ corrects, strengths, chunk, again }) => {
-    if (!corrects) return "Sum rule";
-    const beta = !again && strengths.find((s) => s > 0 && s < 1);
-    return `Delta rule, β = ${bare(beta || 1)}${chunk ? ", all at once" : ""}`;
-  };
-  const sentence = (setting) => {
-    const { W, people, again, solved } = shown;
-    const parts = [];
-    if (setting.again) {
-      parts.push(
-        `Nora is at ${vector(people[0].place)}, her key is ${vector(shown.key)}. ` +
-          `After each of four writes it reads ${again.map(vector).join(", ")}`,
-      );
-    } else if (setting.chunk) {
-      parts.push(`What the three writes add: ${solved.U.map(vector).join(", ")}`);
-    } else {
-      const fact = FACTS[setting.wrote];
-      if (fact) {
-        const { u } = shown.writes[setting.wrote];
-        parts.push(`Written under ${PEOPLE[fact.who]}'s key ${vector(shown.key)}: ${vector(u)}`);
-      }
-    }
-    if (!setting.again && (setting.asked !== undefined || setting.chunk))
-      for (const { name, place, readback, error } of people)
-        parts.push(
-          `${name} is at ${vector(place)}; the memory says ${vector(readback)}` +
-            (near(place, readback) ? ", right" : `, off by ${bare(error)}`),
-        );
-    parts.push(`Memory: first row ${pair(W[0])}; second row ${pair(W[1])}`);
-    return `${rule(setting)}. ${parts.join(". ")}.`;
-  };
-
-  // --- From section to section -------------------------------------------------
-  let step = -1;
-  let numbers; // as drawn now, somewhere between two settings
-  let frame = null;
+  // Words once the picture is as they say.
+  const tell = () => figure.say(sentence(settings[step], shown));
   const mixed = (from, to, share) => {
     const mix = { ...to };
     for (const name of ["angle", "length", "corrects", "range"])
@@ -443,14 +283,8 @@ fwlab.figure("essay", (figure) => {
     step = next;
     cancelAnimationFrame(frame);
     frame = null;
-    const to = settings[step];
-    const from = numbers;
-    caption.textContent = rule(to);
-    count.textContent = `${step + 1} of ${settings.length}`;
-    previous.disabled = step === 0;
-    following.disabled = step === settings.length - 1;
+    const [from, to] = [numbersNow, settings[step]];
     if (jump || fwlab.motion.matches || to.chunk || from.chunk) {
-      numbers = to;
       draw(to);
       tell();
       return;
@@ -458,33 +292,12 @@ fwlab.figure("essay", (figure) => {
     const begun = performance.now();
     const advance = (now) => {
       const time = fwlab.motion.matches ? 1 : Math.min(1, Math.max(0, (now - begun) / 700));
-      numbers = time < 1 ? mixed(from, to, time * time * (3 - 2 * time)) : to;
-      draw(numbers);
+      draw(time < 1 ? mixed(from, to, time * time * (3 - 2 * time)) : to);
       frame = time < 1 ? requestAnimationFrame(advance) : null;
       if (time === 1) tell();
     };
     frame = requestAnimationFrame(advance);
   };
-  // Words once the picture is as they say.
-  const tell = () => figure.say(sentence(settings[step]));
-
-  const sections = NAMES.map((name) => document.querySelector(`[data-step="${name}"]`));
-  let goal = null; // the step that the page scrolls to, so that presses add up
-  const turn = (by) => () => {
-    goal = Math.max(0, Math.min((goal ?? step) + by, sections.length - 1));
-    sections[goal].scrollIntoView({ behavior: fwlab.motion.matches ? "instant" : "smooth" });
-  };
-  const caption = fwlab.html("strong", {});
-  const count = fwlab.html("span", {});
-  const [previous, following] = [
-    ["‹", "Previous step", -1],
-    ["›", "Next step", 1],
-  ].map(([sign, label, by]) => {
-    const button = fwlab.button(sign, turn(by));
-    button.setAttribute("aria-label", label);
-    return button;
-  });
-  controls.append(caption, count, previous, following);
 
   // The section that is read: the last one that begins above a line in the
   // window, below the picture where that is above the text.
@@ -513,24 +326,16 @@ fwlab.figure("essay", (figure) => {
   });
   /** @param {any} event */
   const leave = ({ target, key }) => {
-    const pressed = controls.contains(target) && [" ", "Enter"].includes(key);
+    const pressed = target.closest?.(".fw-controls") && [" ", "Enter"].includes(key);
     if (!pressed) goal = null;
   };
   for (const name of ["wheel", "touchmove", "keydown"])
     addEventListener(name, leave, { passive: true });
-  numbers = settings[0];
   go(0, true);
   later();
 
   return {
     steps: NAMES,
-    // Without what another step shows.
-    still: () => {
-      const stage = figure.root.cloneNode(true);
-      const away = '.fw-controls, [style*="display: none"]';
-      for (const element of stage.querySelectorAll(away)) element.remove();
-      return stage.innerHTML;
-    },
     // Without a move, for the pictures that are kept.
     jump: (name) => go(NAMES.indexOf(name), true),
     state: () => ({

@@ -3,4 +3,3 @@
 export * from "./common.js";
 export * from "./algebra.js";
 export * from "./model.js";
-export * as plane from "./plane.js";

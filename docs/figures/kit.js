@@ -4,7 +4,8 @@
 //   figure("name", { state, compute, view, controls, say, ...more });
 //
 // `compute` makes numbers of the state; `view` and `controls` are drawn again, and
-// `say` is said, whenever `set` changes it. `more` is for tests.
+// `say` is said, whenever `set` changes it; `below` is a picture as wide as the figure.
+// `begin` is called once, and returns more for tests, as `more` is.
 import { html, nothing, render, svg } from "lit-html";
 import * as fwlab from "./common.js";
 import { number, signed } from "./common.js";
@@ -12,22 +13,32 @@ import { number, signed } from "./common.js";
 export { html, nothing, render, svg };
 
 /** @param {string} name @param {any} parts */
-export const figure = (name, { state, compute, view, controls, say, ...more }) =>
+export const figure = (name, { state, compute, view, controls, below, say, begin, ...more }) =>
   fwlab.figure(name, (figure) => {
     let found;
     const set = (changes) => {
       Object.assign(state, changes);
       found = compute(state);
-      const [picture, side] = [view, controls].map((part) => part(state, found, set));
-      render(
-        html`<div class="fw-picture fw-tables">${picture}</div><div class="fw-side">${side}</div>`,
+      const [picture, side, rest] = [view, controls, below].map((part) => part?.(state, found, set) ?? nothing);
+      draw(
+        html`<div class="fw-picture fw-tables">${picture}</div><div class="fw-side">${side}</div>${rest}`,
         figure.root,
       );
       figure.say(say(state, found));
     };
     set({});
-    return { state: () => ({ ...state, ...found }), ...more };
+    return { state: () => ({ ...state, ...found }), ...more, ...begin?.(set, figure.root) };
   });
+
+// The keyboard is not left on a button that is off: another one of its row is next, or
+// the last one.
+export const draw = (template, root) => {
+  const lost = document.activeElement;
+  render(template, root);
+  if (!(lost instanceof HTMLButtonElement && lost.disabled)) return;
+  const [row, all] = [lost.parentElement, root].map((e) => [...e.querySelectorAll("button:enabled")]);
+  (row[0] ?? all.at(-1))?.focus();
+};
 
 // Small letters of a drawing, in the middle of their line; and lines.
 export const note = (x, y, words, anchor = "start") =>

@@ -2,9 +2,9 @@
 // Two language models side by side that differ only in their rule. Both read
 // the same facts; then each is asked where everybody is. Beside the answers is
 // the memory of each, as it is written and as it is read.
-import { html, render } from "lit-html";
 import * as fwlab from "./fwlab.js";
 import { list, percent } from "./fwlab.js";
+import { button, draw, html, mark, share as bar } from "./kit.js";
 
 const folder = new URL("live/", fwlab.here);
 // What each rule writes, and the one term in which they differ.
@@ -13,35 +13,18 @@ const RULES = {
   delta: { name: "Delta rule", writes: html`W + β (v <mark>− W k</mark>) ⊗ k` },
 };
 const MOST = 24; // sentences, as long as the texts of the training
-const TOLD = [
-  ["Ada", "Rome"],
-  ["Ben", "Oslo"],
-  ["Cleo", "Cairo"],
-  ["Dan", "Delhi"],
-  ["Eve", "Kyoto"],
-];
+/** @param {string} text */
+const pairs = (text) => text.split(", ").map((fact) => fact.split(" "));
+const TOLD = pairs("Ada Rome, Ben Oslo, Cleo Cairo, Dan Delhi, Eve Kyoto");
 // Chosen: the sum rule keeps guessing the old place after each of them. Of all
 // changes, it guesses about half right.
-const MOVES = [
-  ["Ada", "Tunis"],
-  ["Ben", "Sofia"],
-  ["Cleo", "Zagreb"],
-  ["Dan", "Bern"],
-  ["Eve", "Paris"],
-];
+const MOVES = pairs("Ada Tunis, Ben Sofia, Cleo Zagreb, Dan Bern, Eve Paris");
 const ALL = TOLD.length + MOVES.length;
 // How it begins: two moves are left to play, or to press.
 const OPENING = [...TOLD, ...MOVES.slice(0, 3)];
 const EXAMPLES = [
   ...MOVES.slice(3),
-  ["Eve", "Delhi"],
-  ["Cleo", "Oslo"],
-  ["Dan", "Sofia"],
-  ["Ada", "Cairo"],
-  ["Ben", "Lima"],
-  ["Eve", "Bern"],
-  ["Cleo", "Rome"],
-  ["Dan", "Kyoto"],
+  ...pairs("Eve Delhi, Cleo Oslo, Dan Sofia, Ada Cairo, Ben Lima, Eve Bern, Cleo Rome, Dan Kyoto"),
 ];
 const STATEMENT = /(\p{L}+)\s+(?:is|lives|moved|moves|went)\s+(?:in|to)\s+(\p{L}+)/giu;
 // A picture of a memory: its numbers, above them the key, on the left what is
@@ -175,67 +158,27 @@ fwlab.figure("live", (figure) => {
       return moved ? html`${gap}<strong>${said}</strong>` : html`${gap}<span>${said}</span>`;
     });
   };
-  const cell = ({ said, right, share }) => html`
-    <td class=${right ? "fw-right" : "fw-wrong"}>
-      <b role="img" aria-label=${right ? "correct:" : "wrong:"}>${right ? "✓" : "✗"}</b>
-      ${said} <em>${percent(share)}</em>
-      <i style="--share: ${(100 * share).toFixed(0)}%"></i>
-    </td>`;
+  const cell = ({ said, right, share }) =>
+    html`<td class=${right ? "fw-right" : "fw-wrong"}>${mark(right)} ${said} <em>${percent(share)}</em>${bar(share)}</td>`;
   const score = ({ answers }) =>
     answers.length ? `${answers.filter(({ right }) => right).length} of ${answers.length}` : "–";
   const map = (rule) => {
     const name = `Memory of the ${RULES[rule].name.toLowerCase()}`;
     return asked ? `${name}, as the question about ${asked} reads it` : name;
   };
-  const picture = () => html`
-    <div class="fw-picture fw-pair" @focusin=${() => stop()}>
-      <p>${story()}</p>
-      <div class="fw-memories">
-        ${Object.entries(RULES).map(
-          ([rule, { name, writes }]) => html`
-            <div>
-              <b>${name}</b><i>${writes}</i
-              ><canvas role="img" data-rule=${rule} aria-label=${map(rule)}></canvas>
-            </div>`,
-        )}
-        <small>
-          W: blue +, pink −. Above: the key. Left: written. Right: read.
-        </small>
-      </div>
-      <table class="fw-answers">
-        <thead>
-          <tr>
-            <th scope="col">Where is …</th>
-            ${Object.entries(RULES).map(
-              ([rule, { name }]) =>
-                html`<th scope="col">${name} <strong>${score(runs[rule])}</strong></th>`,
-            )}
-          </tr>
-        </thead>
-        <tbody>
-          ${people(facts).map(
-            ({ name }, i) => html`
-              <tr>
-                <th scope="row">
-                  <button
-                    type="button"
-                    class="fw-button"
-                    aria-label="Ask where ${name} is"
-                    aria-pressed=${asked === name}
-                    @click=${() => ask(name)}
-                  >
-                    ${name}?
-                  </button>
-                </th>
-                ${Object.keys(RULES).map((rule) => cell(runs[rule].answers[i]))}
-              </tr>`,
-          )}
-        </tbody>
-      </table>
-    </div>`;
+  const rules = Object.keys(RULES);
+  const picture = () => html`<div class="fw-picture fw-pair" @focusin=${() => stop()}><p>${story()}</p>
+    <div class="fw-memories">${rules.map((rule) => html`<div><b>${RULES[rule].name}</b><i>${RULES[rule].writes}</i><canvas
+      role="img" data-rule=${rule} aria-label=${map(rule)}></canvas></div>`)}
+      <small>W: blue +, pink −. Above: the key. Left: written. Right: read.</small></div>
+    <table class="fw-answers"><thead><tr><th scope="col">Where is …</th>${rules.map(
+      (rule) => html`<th scope="col">${RULES[rule].name} <strong>${score(runs[rule])}</strong></th>`,
+    )}</tr></thead><tbody>${people(facts).map(({ name }, i) => html`<tr><th scope="row"><button type="button" class="fw-button"
+      aria-label="Ask where ${name} is" aria-pressed=${asked === name} @click=${() => ask(name)}>${name}?</button></th>
+      ${rules.map((rule) => cell(runs[rule].answers[i]))}</tr>`)}</tbody></table></div>`;
   const paint = (share) => {
     const ends = fwlab.ends(figure.root);
-    for (const rule of Object.keys(RULES)) {
+    for (const rule of rules) {
       const canvas = one(`[data-rule=${rule}]`);
       const { width, height, numbers } = pixels(runs[rule], share, asked);
       Object.assign(canvas, { width, height });
@@ -289,50 +232,23 @@ fwlab.figure("live", (figure) => {
   };
   const view = () => {
     const full = facts.length >= MOST;
-    return html`
-      <div class="fw-controls">
-        <button
-          type="button"
-          class="fw-button"
-          ?disabled=${full}
-          @click=${() => tell(() => [...facts, next()])}
-        >${full ? `${MOST} sentences: full` : `Tell both: ${statement(next())}`}</button>
-        <small ?hidden=${!player.running()}>▶ Replaying the five moves</small>
-      </div>
+    return html`<div class="fw-controls">${button(
+        full ? `${MOST} sentences: full` : `Tell both: ${statement(next())}`,
+        () => tell(() => [...facts, next()]),
+        { disabled: full },
+      )}<small ?hidden=${!player.running()}>▶ Replaying the five moves</small></div>
       ${runs ? picture() : kept}
-      <form class="fw-controls" @submit=${typed}>
-        <label class="fw-wide"
-          >Or type:
-          <input
-            type="text"
-            class="fw-text"
-            placeholder="Dan is in Rome."
-            autocomplete="off"
-            spellcheck="false"
-            @focusin=${() => stop()}
-        /></label>
-        <button type="submit" class="fw-button" ?disabled=${full}>Tell</button>
-        ${player.button}
-        <button
-          type="button"
-          class="fw-button"
-          ?hidden=${!fwlab.motion.matches}
-          @click=${() => tell(() => [...OPENING])}
-        >Start again</button>
-        <button type="button" class="fw-button" @click=${clear}>Empty both memories</button>
-      </form>
-      <p class="fw-note" ?hidden=${!unknown}>
-        Another model here takes any text:
-        <a href="figures/shakespeare.html">the one that has read Shakespeare</a>.
-      </p>`;
+      <form class="fw-controls" @submit=${typed}><label class="fw-wide">Or type: <input type="text" class="fw-text"
+        placeholder="Dan is in Rome." autocomplete="off" spellcheck="false" @focusin=${() => stop()}></label>
+        <button type="submit" class="fw-button" ?disabled=${full}>Tell</button>${player.button}
+        ${fwlab.motion.matches ? button("Start again", () => tell(() => [...OPENING])) : ""}
+        ${button("Empty both memories", clear)}</form>
+      <p class="fw-note" ?hidden=${!unknown}>Another model here takes any text:
+        <a href="figures/shakespeare.html">the one that has read Shakespeare</a>.</p>`;
   };
   const show = () => {
     cancelAnimationFrame(frame);
-    const lost = document.activeElement;
-    render(view(), figure.root);
-    // The keyboard is not left on a button that is off.
-    if (lost instanceof HTMLButtonElement && lost.disabled)
-      figure.root.querySelector("form").lastElementChild.focus();
+    draw(view(), figure.root);
     if (!runs) return;
     paint(1);
     figure.say(sentence(facts, asked), !player.running());
@@ -346,7 +262,7 @@ fwlab.figure("live", (figure) => {
     const fetchOne = async (rule) => {
       models[rule] = await fwlab.loadModel(new URL(`${rule}.safetensors`, folder));
     };
-    loading ??= Promise.all(Object.keys(RULES).map(fetchOne)).catch((error) => {
+    loading ??= Promise.all(rules.map(fetchOne)).catch((error) => {
       loading = undefined;
       throw error;
     });
@@ -365,7 +281,7 @@ fwlab.figure("live", (figure) => {
     asked = null;
     unknown = false;
     runs = Object.fromEntries(
-      Object.keys(RULES).map((rule) => [rule, run(models[rule], facts)]),
+      rules.map((rule) => [rule, run(models[rule], facts)]),
     );
     show();
     if (facts.length > count && !fwlab.motion.matches) fly();
@@ -431,6 +347,8 @@ fwlab.figure("live", (figure) => {
     begun = true;
     player.stop();
   };
+  /** @param {(run: any) => any} of */
+  const each = (of) => Object.fromEntries(Object.entries(runs ?? {}).map(([rule, made]) => [rule, of(made)]));
   fwlab.motion.addEventListener("change", show);
   show();
   if (fwlab.motion.matches) change(() => facts);
@@ -445,18 +363,9 @@ fwlab.figure("live", (figure) => {
     },
     state: () => ({
       facts,
-      answers: runs
-        ? Object.fromEntries(Object.entries(runs).map(([rule, { answers }]) => [rule, answers]))
-        : null,
-      memories: Object.fromEntries(
-        Object.entries(runs ?? {}).map(([rule, { W }]) => [rule, Array.from(W)]),
-      ),
-      pixels: Object.fromEntries(
-        Object.entries(runs ?? {}).map(([rule, made]) => [
-          rule,
-          Array.from(pixels(made, 1, asked).numbers),
-        ]),
-      ),
+      answers: runs && each(({ answers }) => answers),
+      memories: each(({ W }) => Array.from(W)),
+      pixels: each((made) => Array.from(pixels(made, 1, asked).numbers)),
       asked,
       playing: player.running(),
     }),

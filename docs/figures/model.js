@@ -171,7 +171,7 @@ export class LanguageModel {
 }
 
 // A matrix, row after row, times a vector.
-export const multiply = (W, x) => {
+const multiply = (W, x) => {
   const y = new Float32Array(W.length / x.length);
   for (let i = 0; i < y.length; i++) y[i] = dot(W, x, i * x.length);
   return y;
@@ -181,7 +181,7 @@ export const add = (x, y) => {
   for (let i = 0; i < x.length; i++) x[i] += y[i];
 };
 
-export const layerNorm = (x, weight) => {
+const layerNorm = (x, weight) => {
   const mean = x.reduce((sum, a) => sum + a, 0) / x.length;
   const variance = x.reduce((sum, a) => sum + (a - mean) ** 2, 0) / x.length;
   return x.map((a, i) => ((a - mean) / Math.sqrt(variance + 1e-5)) * weight[i]);

@@ -1,117 +1,80 @@
 // @ts-check
 // What drawings of a 2 x 2 memory share: keys as arrows from the middle of a
 // circle, values as points of a plane, and a mark for each pair.
-import * as fwlab from "./common.js";
-import {
-  small, path, circle, group, round, BOLD, MIDDLE, CENTRED, WRONG,
-} from "./common.js";
+import { number, round } from "./common.js";
+import { line, note, nothing, svg } from "./kit.js";
 
 export const FAST = "var(--fw-fast)";
+export const WRONG = "var(--fw-wrong)";
+export const NEW = "var(--fw-other)";
 
 export const distance = (a, b) => Math.hypot(a[0] - b[0], a[1] - b[1]);
-
-/** @param {Element} element @param {number[]} place */
-export const put = (element, [x, y]) =>
-  element.setAttribute("transform", `translate(${round(x)} ${round(y)})`);
-export const show = (element, visible) => {
-  element.style.display = visible ? "" : "none";
-};
-/** @param {Element} element @param {number[]} from @param {number[]} to */
-export const line = (element, [x1, y1], [x2, y2]) =>
-  element.setAttribute("d", `M${round(x1)} ${round(y1)}L${round(x2)} ${round(y2)}`);
+/** @param {number[]} place */
+const point = ([x, y]) => `${round(x)} ${round(y)}`;
+/** @param {number[]} place */
+export const to = (place) => `translate(${point(place)})`;
+/** @param {number[][]} places */
+export const through = (...places) => `M${places.map(point).join("L")}`;
 
 // One shape per pair, around 0, for those who see no letter or colour.
-const polygon = (...corners) => {
-  return (size) => {
-    const points = corners.map(([x, y]) => `${round(x * size)} ${round(y * size)}`);
-    return `M${points.join("L")}Z`;
-  };
-};
-export const SHAPES = [
+const polygon = (...corners) => (size) =>
+  `${through(...corners.map((corner) => corner.map((x) => x * size)))}Z`;
+const SHAPES = [
   (r) => `M${-r} 0a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r} 0 1 0 ${-2 * r} 0Z`,
   polygon([-0.9, -0.9], [0.9, -0.9], [0.9, 0.9], [-0.9, 0.9]),
   polygon([-1.2, 0.75], [0, -1.3], [1.2, 0.75]),
   polygon([-1.25, 0], [0, -1.25], [1.25, 0], [0, 1.25]),
   polygon([-1.2, -0.75], [0, 1.3], [1.2, -0.75]),
 ];
+/** @param {number} j @param {number} size @param {string} style @param {number[]} place @param {any} name */
+export const shape = (j, size, style, place = [0, 0], name = nothing) =>
+  svg`<path d=${SHAPES[j](size)} transform=${to(place)} fill="none" stroke="currentcolor" style=${style} data-part=${name} />`;
+export const letter = (words) =>
+  svg`<text y="0.5" class="fw-cell-text" font-weight="600">${words}</text>`;
 
-// The circle of keys of length 1, as [elements, place of a key].
-/**
- * @param {number[]} centre
- * @param {number} radius
- * @returns {[Element[], (key: number[], reach?: number) => number[]]}
- */
-export const ring = ([x, y], radius) => {
+// The circle of keys of length 1, and where a key is.
+/** @param {number[]} centre @param {number} radius */
+export const keys = ([x, y], radius) => {
   const reach = radius + 10;
-  const elements = [
-    circle({ cx: x, cy: y, r: radius, "stroke-opacity": 0.6 }),
-    path({
-      d: `M${x - reach} ${y}h${2 * reach}M${x} ${y - reach}v${2 * reach}`,
-      "stroke-opacity": 0.3,
-    }),
-  ];
-  return [elements, ([right, up], r = radius) => [x + r * right, y - r * up]];
+  const circle = svg`<circle cx=${x} cy=${y} r=${radius} fill="none" stroke="currentcolor" stroke-opacity="0.6" />
+    ${line(`M${x - reach} ${y}h${2 * reach}M${x} ${y - reach}v${2 * reach}`, "stroke-opacity: 0.3")}`;
+  /** @param {number[]} key */
+  const at = ([right, up], r = radius) => [x + r * right, y - r * up];
+  return { circle, at };
 };
 
-// The plane of values: its elements; `at`, the place of a value; and
-// `rescale`, which shows values up to `range`.
-export const values = (box) => {
-  const middle = [box.x + box.size / 2, box.y + box.size / 2];
-  const ticks = group();
-  let scale = 0;
+// The plane of values up to `range`, where a value is, and what is where.
+export const values = ({ x, y, size }, range) => {
+  const middle = [x + size / 2, y + size / 2];
+  const scale = size / 2 / range;
   /** @param {number[]} value */
-  const at = ([x, y]) => [middle[0] + scale * x, middle[1] - scale * y];
-  const rescale = (range) => {
-    scale = box.size / 2 / range;
-    const step = range > 3 ? 2 : 1;
-    ticks.replaceChildren();
-    const [left, bottom] = [box.x, box.y + box.size];
-    for (let size = step; size < range; size += step)
-      for (const number of [-size, size]) {
-        const x = round(at([number, 0])[0]);
-        const y = round(at([0, number])[1]);
-        const label = fwlab.number(number, 0);
-        ticks.append(
-          path({ d: `M${x} ${bottom}v-5M${left} ${y}h5` }),
-          small(x, bottom - 9, label, CENTRED),
-          small(left + 8, y, label, MIDDLE),
-        );
-      }
-  };
-  const { x, y, size } = box;
-  const elements = [
-    fwlab.box(x, y, size, size, { class: "fw-cell" }),
-    path({
-      d: `M${x} ${middle[1]}h${size}M${middle[0]} ${y}v${size}`,
-      "stroke-opacity": 0.3,
-    }),
-    ticks,
-  ];
-  const valueAt = (px, py) => [(px - middle[0]) / scale, (middle[1] - py) / scale];
-  return { elements, at, valueAt, rescale };
+  const at = ([right, up]) => [middle[0] + scale * right, middle[1] - scale * up];
+  const step = range > 3 ? 2 : 1;
+  const ticks = [];
+  for (let n = step; n < range; n += step)
+    for (const value of [-n, n]) {
+      const [[across], [, down]] = [at([value, 0]), at([0, value])];
+      ticks.push(svg`${line(`M${round(across)} ${y + size}v-5M${x} ${round(down)}h5`)}
+        ${note(round(across), y + size - 13, number(value, 0), "middle")}${note(x + 8, round(down), number(value, 0))}`);
+    }
+  const drawn = svg`<rect x=${x} y=${y} width=${size} height=${size} class="fw-cell" />
+    ${line(`M${x} ${middle[1]}h${size}M${middle[0]} ${y}v${size}`, "stroke-opacity: 0.3")}${ticks}`;
+  return { at, drawn, valueAt: (px, py) => [(px - middle[0]) / scale, (middle[1] - py) / scale] };
 };
 
-// The mark of pair j: its value, what is read, what was read before the
-// last write, and the lines between them.
-export const mark = (name, j) => {
-  const target = path({ d: SHAPES[j](10), "stroke-width": 1.5 });
-  const error = path({ stroke: WRONG, "stroke-width": 2.5, "data-error": name });
-  const found = path({ d: SHAPES[j](5), fill: FAST, stroke: FAST });
-  found.dataset.read = name;
-  target.dataset.value = name;
-  const ghost = path({ d: SHAPES[j](4), stroke: FAST, "data-before": name });
-  const trail = path({ stroke: FAST, "stroke-dasharray": "1 3" });
-  const label = small(0, 0, name, { ...BOLD, ...CENTRED, ...MIDDLE });
-  const all = group();
-  all.append(target, error, trail, ghost, found, label);
-  return { all, target, error, found, ghost, trail, label };
-};
-// The letter of a mark is on the right, unless something that is read lies
-// there.
-/** @param {Element} label @param {number[]} place @param {number[][]} found */
-export const letter = (label, [x, y], found) => {
-  const free = (side) => Math.min(...found.map((p) => distance(p, [x + 17 * side, y])));
+// Pair j: its value; what is read, and what was read before the last write, if they
+// are there; the lines between them; and a letter on the right, unless one of `others`
+// lies there.
+/** @param {string} name @param {number} j @param {any} pair */
+export const mark = (name, j, { place, read, before, error, trail, old = false, others, label = place }) => {
+  const x = label[0];
+  const y = label[1] - 8;
+  const free = (side) => Math.min(...others.map((p) => distance(p, [x + 17 * side, y])));
   const side = free(1) >= Math.min(16, free(-1)) ? 1 : -1;
-  label.setAttribute("x", String(round(x + 17 * side)));
-  label.setAttribute("y", String(round(y)));
+  return svg`${shape(j, 10, `stroke-width: 1.5; stroke-dasharray: ${old ? "2 2" : "none"}`, place)}
+    ${error ? line(through(place, read), `stroke: ${WRONG}; stroke-width: 2.5`) : nothing}
+    ${trail ? line(through(before, read), `stroke: ${FAST}; stroke-dasharray: 1 3`) : nothing}
+    ${before ? shape(j, 4, `stroke: ${FAST}`, before) : nothing}
+    ${read ? shape(j, 5, `fill: ${FAST}; stroke: ${FAST}`, read) : nothing}
+    <g font-weight="600">${note(round(x + 17 * side), round(y), name, "middle")}</g>`;
 };

@@ -2,11 +2,18 @@
 // A language model that runs in the page: its text, the fast weights of
 // every head after each character, and what they still hold.
 import * as fwlab from "./fwlab.js";
-import { percent } from "./fwlab.js";
-import { html, render } from "./kit.js";
+import { number, percent } from "./fwlab.js";
+import { button, choice, draw, html, nothing, slider } from "./kit.js";
 
 const folder = new URL("shakespeare/", fwlab.here);
 const LONGEST = 240;
+const LEGEND = html`<div class="fw-legend">
+  <span><u></u> how strongly the chosen head writes it: β, from 0 to 1</span>
+  <span><b class="fw-red">e</b> not expected: the redder, the bigger the surprise</span>
+  <span><i class="fw-same">e</i> below a character: the chosen head recalls it</span>
+  <span><i>e</i> recalls another one</span>
+  <span><b class="fw-plus">&nbsp;</b> entry of W above 0</span>
+  <span><b class="fw-minus">&nbsp;</b> below 0</span></div>`;
 const FIRST =
   "MENENIUS:\nWhat is the city?\n\nSICINIUS:\nThe people are the city.\n\nMENENIUS:\nThe pe";
 const RULES = { delta: "delta rule", sum: "sum rule" };
@@ -31,29 +38,12 @@ fwlab.figure("shakespeare", (figure) => {
   const models = {}; // by rule, as they are asked for
   const runs = {}; // by rule: text, and what the model made of it
   let rule = "delta";
+  let text = FIRST; // as it was typed
   let position = 0; // how many characters were read
   let head = [0, 2]; // layer and head, from 0
   let onlyLast = false;
-  let speed = null; // characters per second of the last run
+  let begun = false;
 
-  // What stands on the page
-
-  const text = fwlab.html("textarea", {
-    class: "fw-text",
-    maxlength: LONGEST,
-    rows: 4,
-    spellcheck: "false",
-  });
-  text.value = FIRST;
-  const label = fwlab.html("label", { class: "fw-wide" }, "Text to read", text);
-  const picture = fwlab.html("div", { class: "fw-picture" });
-  const LEGEND = html`<div class="fw-legend">
-    <span><u></u> how strongly the chosen head writes it: β, from 0 to 1</span>
-    <span><b class="fw-red">e</b> not expected: the redder, the bigger the surprise</span>
-    <span><i class="fw-same">e</i> below a character: the chosen head recalls it</span>
-    <span><i>e</i> recalls another one</span>
-    <span><b class="fw-plus">&nbsp;</b> entry of W above 0</span>
-    <span><b class="fw-minus">&nbsp;</b> below 0</span></div>`;
   const model = () => models[rule];
   const run = () => runs[rule];
 
@@ -69,7 +59,7 @@ fwlab.figure("shakespeare", (figure) => {
   // Read what is new of the text; what did not change is kept.
   const read = () => {
     const known = model().alphabet;
-    const all = [...text.value];
+    const all = [...text];
     const wanted = all.filter((c) => known.includes(c)).join("");
     const made = run();
     made.skipped = [...new Set(all.filter((c) => !known.includes(c)))].join(" ");
@@ -77,7 +67,6 @@ fwlab.figure("shakespeare", (figure) => {
     while (same < wanted.length && wanted[same] === made.text[same]) same++;
     made.steps.length = Math.min(made.steps.length, same);
     const state = same ? model().copy(made.steps[same - 1].state) : model().start();
-    const begin = performance.now();
     for (const character of wanted.slice(same)) {
       const token = known.indexOf(character);
       const before = made.steps.at(-1)?.probabilities;
@@ -90,8 +79,6 @@ fwlab.figure("shakespeare", (figure) => {
         bits: before ? -Math.log2(before[token]) : null,
       });
     }
-    if (wanted.length > same)
-      speed = (1000 * (wanted.length - same)) / (performance.now() - begin);
     made.text = wanted;
   };
 
@@ -203,7 +190,7 @@ fwlab.figure("shakespeare", (figure) => {
     span(model().heads).map((number) => {
       const choose = () => {
         head = [layer, number];
-        draw();
+        show();
       };
       return html`<button type="button" aria-pressed=${head.join() === [layer, number].join()} @click=${choose}><canvas
         width=${model().features} height=${model().width} aria-hidden="true"></canvas>layer ${layer + 1}, head ${number + 1}</button>`;
@@ -211,7 +198,7 @@ fwlab.figure("shakespeare", (figure) => {
   )}</div>`;
   const paint = () => {
     const ends = fwlab.ends(figure.root);
-    picture.querySelectorAll("canvas").forEach((canvas, i) => {
+    figure.root.querySelectorAll("canvas").forEach((canvas, i) => {
       const W = numbers(Math.floor(i / model().heads), i % model().heads);
       const limit = W.reduce((top, a) => Math.max(top, Math.abs(a)), 1e-9);
       fwlab.heat(canvas, W.map((a) => a / limit), ends);
@@ -234,47 +221,80 @@ fwlab.figure("shakespeare", (figure) => {
         `The memory is empty. ${made.text ? "Move the slider." : "Type a text."}`,
       );
     if (position && model().strength) {
-      const kinds = strengths().map(({ kind, mean }) => `${kind} ${fwlab.number(mean)}`);
+      const kinds = strengths().map(({ kind, mean }) => `${kind} ${number(mean)}`);
       parts.push(`Its mean write strength β: ${kinds.join(", ")}.`);
     }
     const read = Object.keys(RULES).filter((name) => runs[name]?.text === made.text);
     for (const name of position ? read : [])
       parts.push(
         `All heads of the ${RULES[name]}: ${percent(share(name))}; its surprise: ` +
-          `${fwlab.number(surprise(runs[name]) ?? 0)} bits per character.`,
+          `${number(surprise(runs[name]) ?? 0)} bits per character.`,
       );
     if (position)
       parts.push(
         `Always guessing the most frequent character scores ${percent(commonest())}.`,
       );
-    if (text.value.length >= LONGEST)
+    if (text.length >= LONGEST)
       parts.push(`It reads ${LONGEST} characters at most.`);
     if (made.skipped) parts.push(`Not in its alphabet, left out: ${made.skipped}.`);
     return parts.join(" ");
   };
 
-  const draw = () => {
+  const show = () => {
     const places = answers(rule, head);
-    render(html`${stripOf(places)}${guesses()}${LEGEND}${heads()}`, picture);
+    draw(view(places), figure.root);
     paint();
-    scrub.limit(run().text.length);
-    scrub.value = position;
-    const full = text.value.length >= LONGEST;
-    if (full && document.activeElement === more) clear.focus();
-    more.disabled = full;
     figure.say(sentence(places));
   };
+  const full = () => text.length >= LONGEST;
+  const view = (places) => html`
+    ${choice("Memory", Object.keys(RULES), rule, use, (name) => RULES[name])}
+    <div class="fw-controls"><label class="fw-wide">Text to read<textarea class="fw-text" maxlength=${LONGEST} rows="4"
+      spellcheck="false" .value=${text} @input=${(e) => type(e.target.value)}></textarea></label></div>
+    <div class="fw-picture">${stripOf(places)}${guesses()}${LEGEND}${heads()}</div>
+    ${slider("Characters read", { min: 0, max: run().text.length, value: position, shown: String(position) }, go)}
+    <div class="fw-controls">${replay.button}</div>
+    <div class="fw-controls">${button("Empty", () => {
+      type("");
+      figure.root.querySelector("textarea").focus();
+    })}${button("Let it write 40 characters", write, { disabled: full() })}
+      <label class="fw-checkbox"><input type="checkbox" .checked=${onlyLast} @change=${(e) => {
+        onlyLast = e.target.checked;
+        show();
+      }}>only what the last character changed</label></div>`;
 
-  // Controls
+  // What a reader does
 
-  const toEnd = () => {
+  const go = (to) => {
     replay.stop();
+    position = to;
+    show();
+  };
+  const type = (typed) => {
+    text = typed;
     const chosen = rule;
     for (rule of Object.keys(runs)) read(); // the twin, too
     rule = chosen;
-    position = run().text.length;
-    draw();
+    go(run().text.length);
   };
+  const write = () => {
+    for (let i = 0; i < 40 && !full(); i++) {
+      read();
+      const p = run().steps.at(-1)?.probabilities;
+      text += p ? model().alphabet[p.indexOf(Math.max(...p))] : "\n";
+    }
+    type(text);
+  };
+  const replay = fwlab.player({
+    names: ["Replay", "Stop"],
+    every: 120,
+    begin: () => (position = 0),
+    step: () => {
+      position = Math.min(position + 1, run().text.length);
+      show();
+      return position < run().text.length;
+    },
+  });
 
   // Between asking for a model and having it, the reader may ask for the
   // other one: the last word counts.
@@ -286,91 +306,40 @@ fwlab.figure("shakespeare", (figure) => {
     try {
       await fetchModel(name);
     } catch (error) {
-      which.querySelector(`input[value=${rule}]`).checked = true;
+      const chosen = figure.root.querySelector(`input[value=${rule}]`);
+      if (chosen) chosen.checked = true;
       figure.say(`The weights of the ${RULES[name]} did not come. ${error.message}`);
-      return false;
+      return;
     }
-    if (asked !== name) return true;
+    if (asked !== name) return;
     rule = name;
     read();
     position = first ? run().text.length : Math.min(position, run().text.length);
-    draw();
-    return true;
+    show();
   };
-
-  const scrub = fwlab.slider(
-    "Characters read",
-    { min: 0, max: LONGEST, step: 1, value: 0 },
-    (value) => {
-      replay.stop();
-      position = value;
-      draw();
-    },
-  );
-  scrub.limit = (most) => {
-    scrub.querySelector("input").max = most;
-  };
-  const replay = fwlab.player({
-    names: ["Replay", "Stop"],
-    every: 120,
-    begin: () => (position = 0),
-    step: () => {
-      position = Math.min(position + 1, run().text.length);
-      draw();
-      return position < run().text.length;
-    },
-  });
-  const more = fwlab.button("Let it write 40 characters", () => {
-    replay.stop();
-    for (let i = 0; i < 40 && text.value.length < LONGEST; i++) {
-      read();
-      const last = run().steps.at(-1);
-      const p = last ? last.probabilities : [];
-      text.value += last ? model().alphabet[p.indexOf(Math.max(...p))] : "\n";
-    }
-    toEnd();
-  });
-  const clear = fwlab.button("Empty", () => {
-    text.value = "";
-    toEnd();
-    text.focus();
-  });
-  text.addEventListener("input", toEnd);
-
-  const which = fwlab.choice("Memory", RULES, rule, use);
-  const last = fwlab.checkbox("only what the last character changed", onlyLast, (on) => {
-    onlyLast = on;
-    draw();
-  });
-
-  let starting = false;
-  const begin = fwlab.button("Start the model (460 kB)", async () => {
-    if (starting) return;
-    starting = true;
-    const started = await use("delta");
-    starting = false;
-    if (!started) return;
-    const here = [begin, document.body].includes(document.activeElement);
-    figure.root.replaceChildren(
-      fwlab.controls(which),
-      fwlab.controls(label),
-      picture,
-      fwlab.controls(scrub, replay.button, more, clear, last),
-    );
+  const begin = async () => {
+    if (begun) return;
+    begun = true;
+    const own = figure.root.querySelector("button");
+    await use("delta");
+    begun = Boolean(model());
     // Not if the reader has gone elsewhere meanwhile.
-    if (here) text.focus({ preventScroll: true });
-  });
-  figure.root.append(fwlab.controls(begin), ...[figure.placeholder].filter(Boolean));
+    if (begun && [own, document.body].includes(document.activeElement))
+      figure.root.querySelector("textarea").focus({ preventScroll: true });
+  };
+  draw(
+    html`<div class="fw-controls">${button("Start the model (460 kB)", begin)}</div>${figure.placeholder ?? nothing}`,
+    figure.root,
+  );
 
   return {
     // A copy of the picture that needs no script.
-    still: () => fwlab.frozen(picture, fwlab.ends(figure.root)),
+    still: () => fwlab.frozen(figure.root.querySelector(".fw-picture"), fwlab.ends(figure.root)),
     state: () => ({
       rule,
       text: run()?.text ?? null,
       position,
       head,
-      speed,
       bits: run()?.steps.map((step) => step.bits) ?? null,
       logits: position ? Array.from(run().steps[position - 1].logits) : null,
       W: model() ? Array.from(numbers(...head)) : null,

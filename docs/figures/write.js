@@ -32,7 +32,7 @@ fwlab.figure("write", (figure) => {
     if (Number.isFinite(near)) setting[name] = Number(near.toFixed(2));
   }
   let text = address.get("rule") ?? FIRST;
-  let [draws, jobs, timer, at, picture] = [[], [], 0, 0, "reads"];
+  let [draws, jobs, timer, at, picture, before] = [[], [], 0, 0, "reads", ""];
 
   // --- What the reader writes and moves ---------------------------------------
   const area = /** @type {HTMLTextAreaElement} */ (
@@ -57,14 +57,20 @@ fwlab.figure("write", (figure) => {
   const token = fwlab.slider("Token", { min: 0, max: 1, value: 0 }, (x) => show(x));
   const tokens = /** @type {HTMLInputElement} */ (token.querySelector("input"));
   const now = html("p", { class: "fw-now" });
-  const shown = panels([{ name: "yours", title: "Yours" }, ...rules], (rule) => {
-    area.value = rule.text;
-    changed(rule.text);
+  /** Put another rule into the box; what was there can come back. */
+  const edit = (next) => {
+    undo.disabled = false;
+    before = text;
+    area.value = next;
+    changed(next);
     area.focus();
-  });
+  };
+  const undo = /** @type {HTMLButtonElement} */ (fwlab.button("Undo Edit", () => edit(before)));
+  undo.disabled = true;
+  const shown = panels([{ name: "yours", title: "Yours" }, ...rules], (rule) => edit(rule.text));
   const [yours, ...others] = shown.elements;
   figure.root.append(
-    html("div", { class: "fw-editor" }, html("div", {}, area, says), yours),
+    html("div", { class: "fw-editor" }, html("div", {}, area, fwlab.controls(undo), says), yours),
     fwlab.controls(
       fwlab.choice("Task", tasks.TASKS, setting.task, move("task")),
       slider("Pairs", "pairs"),
@@ -128,13 +134,14 @@ fwlab.figure("write", (figure) => {
     text = next;
     const kept = Object.entries({ rule: text, ...setting }).map(([name, x]) => [name, String(x)]);
     location.replace(`#${new URLSearchParams(kept)}`);
+    own = location.hash;
     jobs = jobs.filter(({ name }) => name !== "yours");
     let mistake;
     try {
       begin("yours", compile(text, names), true);
     } catch (error) {
       mistake = error.message;
-      shown.set("yours", null);
+      shown.score("yours", NaN, NaN); // its picture stays, pale, until the text is a rule
       say(mistake);
     }
     area.setAttribute("aria-invalid", String(Boolean(mistake)));
@@ -147,9 +154,13 @@ fwlab.figure("write", (figure) => {
     tokens.setAttribute("aria-valuetext", now.textContent);
     shown.at(at, picture === "reads");
   };
+  let own = location.hash;
+  // Another address, such as a link that is put into this tab: begin with what it holds.
+  addEventListener("hashchange", () => location.hash === own || location.reload());
   /** Draw other tokens, and run all rules on them. */
   const restart = () => {
     [draws, jobs] = [[], []];
+    shown.set("yours", null);
     for (const { name, text } of rules) begin(name, compile(text, names));
     tokens.max = String(drawn(0).tokens.length);
     token.value = drawn(0).tokens.length;

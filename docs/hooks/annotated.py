@@ -9,6 +9,7 @@ its code.
 
 import ast
 import inspect
+import json
 import posixpath
 import re
 from bisect import bisect
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import groupby
 from pathlib import Path, PurePosixPath
+from urllib.parse import urlencode
 
 import equations
 from literate import TAG, Row, Source, code, linked, named, note
@@ -32,6 +34,11 @@ LETTER = re.compile('(<span class="mord mathnormal)("[^>]*>([kKvVWβ])<)')
 TINTS = {"k": "key", "v": "value", "w": "W", "β": "beta"}
 #: By parts of addresses, a letter that is something else: projections, an offset.
 OTHER = {"/layers/": "w", "aft": "β"}
+#: By the address of a page, the step of its rule as the rule editor's address holds it.
+STEPS = {
+    f"annotated/{rule['page']}.md": urlencode({"rule": rule["text"]})
+    for rule in json.loads((ROOT / "docs/figures/rules.json").read_text("utf-8"))
+}
 
 
 class Page:
@@ -81,21 +88,18 @@ class Page:
         )
 
     def _functions(self, version: str, file: Source) -> Iterator[list[dict]]:
-        """The functions of a file as rows of notes, in Markdown, and code, in HTML."""
-
-        def address(tag: str) -> str | None:
-            return self._address(version, tag)
-
-        def equation(tag: str, formula: str) -> str:
-            return self._equation(version, tag, formula)
-
+        """Yield the rows of each function: notes (Markdown) and code (HTML)."""
+        address = partial(self._address, version)
+        equation = partial(self._equation, version)
         comment = partial(linked, address=address)
         lines = file.lines(prefix(version), comment, self._defined(version))
+        tried = {"loop": STEPS.get(self.uri)} if version == "naive" else {}
         for function in file.functions:
             yield [
                 {
                     "name": row.name,
                     "anchor": anchor(version, row.name),
+                    "step": tried.get(row.name),
                     "note": note(row.note, address, equation),
                     "code": code(lines, row.lines),
                 }
@@ -125,8 +129,9 @@ class Page:
         return f"{there.removesuffix('.md')}.html#{fragment}"
 
     def _address(self, version: str, tag: str) -> str | None:
-        """Of an equation: best in the same file, which is in view; else on the page
-        that states it, or at least lists it.
+        """Find an equation: best in the same file, which is in view.
+
+        Otherwise on the page that states it, or at least lists it.
         """
         if any(tag in file.tags for file in self.sources.values()):
             return f"#{self._anchor(version, tag)}"
@@ -144,8 +149,9 @@ class Page:
         return f"{prefix(version) if again else ''}eq-{tag}"
 
     def _equation(self, version: str, tag: str, formula: str) -> str:
-        """An equation with an anchor, and links to the lines that compute it: on this
-        page, or else on others.
+        """Write an equation with an anchor and links to the lines that compute it.
+
+        The lines are on this page, or else on others.
         """
         places = {
             other: {f"#{prefix(other)}L{line}": line for line in file.computed[tag]}
@@ -169,7 +175,7 @@ class Page:
 
 
 def prefix(version: str) -> str:
-    """What begins the anchors of a file."""
+    """Return what the anchors of a file begin with."""
     return f"{version}-" if version else ""
 
 
@@ -201,7 +207,7 @@ def rows_of(folder: str, naive: Source, file: Source) -> list[int]:
 
 
 def _tags(folder: str, file: Source, function: list[Row]) -> set[str]:
-    """The equations of a function, step by step."""
+    """Return the equations of a function, step by step."""
     name, text, _ = function[0]
     if not name or name.lower() in TABLE:
         return set()  # of a whole file; or of a call that passes all on
@@ -225,7 +231,7 @@ def _path(function) -> str:
 
 
 def _operations() -> dict[str, Page]:
-    """The pages of versions, by name: one for each file of a loop."""
+    """Return the pages of versions, by name: one for each file of a loop."""
     pages: dict[str, Page] = {}
     for operation in TABLE.values():
         path = PurePosixPath(_path(operation)).parent
@@ -248,7 +254,7 @@ def _operations() -> dict[str, Page]:
 
 
 def _alone() -> dict[str, Page]:
-    """The pages of files with formulas that no page of versions shows."""
+    """Return the pages of files with formulas that no page of versions shows."""
     pages = {}
     for path in ("feature_maps.py", "ops/**/*.py", "layers/*.py"):
         for found in sorted((ROOT / "fwlab").glob(path)):
@@ -312,7 +318,7 @@ def on_page_context(context, page, config, nav):
 
 
 def _equations() -> str:
-    """Every equation of the papers, and where it is."""
+    """List every equation of the papers, and where it is."""
     papers = []
     for name, paper in equations.papers().items():
         listed, whose = paper["equations"], name
@@ -326,8 +332,9 @@ def _equations() -> str:
 
 
 def _places(paper: str, listed: dict[str, str], whose: str) -> list[dict]:
-    """The rows of a paper: the formula of each equation, and in which notebooks,
-    lines and tests it is. Neighbours of which the same is said are one row.
+    """Return the rows of a paper: formulas, and their notebooks, lines and tests.
+
+    Neighbours of which the same is said are one row.
 
     - `whose`: numbers they are, where files name them.
     """

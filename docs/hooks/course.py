@@ -1,5 +1,4 @@
-"""Fills in what docs/course.toml says about the notebooks, and what
-fwlab.exercises says about each exercise.
+"""Fill in what docs/course.toml and fwlab.exercises say of notebooks and exercises.
 
 The marks `<!-- course: map -->`, `<!-- course: ways -->`, `<!-- course: class -->`,
 `<!-- exercises -->` and `<!-- scoreboard -->` of a page are replaced, and notebooks.py
@@ -7,7 +6,6 @@ takes the head and foot of a notebook's page from here.
 """
 
 import json
-import logging
 import math
 import re
 import tomllib
@@ -25,9 +23,6 @@ from fwlab.exercises import DERIVATIONS, EXERCISES, QUESTIONS, score
 from fwlab.exercises.course.pairs import MEMORIES
 from fwlab.exercises.notation import printed
 
-log = logging.getLogger("mkdocs.hooks.course")
-
-FILE = "docs/course.toml"
 PROGRESS = "scripts/progress.js"
 MAP = "<!-- course: map -->"
 #: What is made of the table of notebooks alone, and by which template.
@@ -45,19 +40,6 @@ COMPANIONS = {
     "annotated": ("Annotated source", "annotated/{}.md"),
     "kernels": ("GPU kernels", "kernels/{}.md"),
 }
-
-
-def on_files(files, config):
-    entries = {entry["file"]: entry for entry in _table()["notebook"]}
-    notebooks = [path.stem for path in sorted(ROOT.glob("notebooks/*.ipynb"))]
-    for stem in notebooks:
-        if stem not in entries:
-            log.warning("notebooks/%s.ipynb has no entry in %s", stem, FILE)
-    named = {stem: [stem, *entry["after"]] for stem, entry in entries.items()}
-    for names in (*named.values(), *(way["files"] for way in _table().get("way", []))):
-        for missing in (name for name in names if name not in notebooks):
-            log.warning("%s names notebooks/%s.ipynb: no such file", FILE, missing)
-    return files
 
 
 def on_page_markdown(markdown, page, config, files):
@@ -79,28 +61,20 @@ def on_page_content(html, page, config, files):
     return html.replace(MAP, _map(page, files))
 
 
-def entry_of(page, files) -> dict | None:
-    """What the course says of a notebook's page, with links from there."""
-    entry = _course().get(_stem(page.file.src_uri))
-    if entry is None:
-        return None
+def entry_of(page, files) -> dict:
+    """Return the course's entry of a notebook, with links from its page."""
+    entry = _course()[_stem(page.file.src_uri)]
     return _linked(entry, files, lambda uri: _url(uri, page, files))
 
 
 def _table() -> dict:
-    with open(ROOT / FILE, "rb") as file:
-        return tomllib.load(file)
+    return tomllib.loads((ROOT / "docs" / "course.toml").read_text("utf-8"))
 
 
 def _course() -> dict[str, dict]:
-    """The entries whose notebook is there: of others, `on_files` warns."""
-    found = {
-        entry["file"]: entry
-        for entry in _table()["notebook"]
-        if (ROOT / _uri(entry["file"])).exists()
-    }
+    """Return the entry of each notebook."""
+    found = {entry["file"]: entry for entry in _table()["notebook"]}
     for stem, entry in found.items():
-        entry["after"] = [before for before in entry["after"] if before in found]
         entry["number"] = int(stem.partition("_")[0])
         entry["mark"] = f"{entry['number']}. "
         entry["uri"] = _uri(stem)
@@ -119,30 +93,21 @@ def _url(uri: str, page, files) -> str:
     return files.get_file_from_path(uri).url_relative_to(page.file)
 
 
-def _title(uri: str, files) -> str | None:
-    """The first heading of a page; None, and a warning, if there is none."""
-    course = _course()
-    if _stem(uri) in course and uri.endswith(".ipynb"):
-        return course[_stem(uri)]["title"]
-    file = files.get_file_from_path(uri)
-    if file is None:
-        log.warning("%s names %r: no such page", FILE, uri)
-        return None
-    heading = re.search(r"^# (.+)$", file.content_string, re.MULTILINE)
-    plain = re.sub(r"<[^>]*>|`|\{.*?\}", "", heading[1]) if heading else uri
+def _title(uri: str, files) -> str:
+    """Return the first heading of a page."""
+    if uri.endswith(".ipynb"):
+        return _course()[_stem(uri)]["title"]
+    text = files.get_file_from_path(uri).content_string
+    heading = re.search(r"^# (.+)$", text, re.MULTILINE)
+    plain = re.sub(r"<[^>]*>|`|\{.*?\}", "", heading[1])
     return plain.removesuffix(": naive and efficient").strip()
 
 
 def _linked(entry: dict, files, address: Callable[[str], str]) -> dict:
-    """An entry, with titles and addresses of the pages that it names."""
+    """Return an entry with titles and addresses of the pages that it names."""
 
     def links(*uris: str) -> list[dict[str, str]]:
-        titles = {uri: _title(uri, files) for uri in uris}
-        return [
-            {"title": title, "url": address(uri)}
-            for uri, title in titles.items()
-            if title
-        ]
+        return [{"title": _title(uri, files), "url": address(uri)} for uri in uris]
 
     following = entry["next"]
     companions = {
@@ -158,12 +123,12 @@ def _linked(entry: dict, files, address: Callable[[str], str]) -> dict:
 
 
 def _ways() -> list[dict]:
-    """The ways through the course, each with its notebooks and hours."""
+    """Return the ways through the course, each with its notebooks and hours."""
     course = _course()
     ways = []
     for way in _table()["way"]:
         stems = way["files"] or course
-        entries = [course[stem] for stem in stems if stem in course]
+        entries = [course[stem] for stem in stems]
         hours = sum(entry["read"] for entry in entries) / 60
         ways.append(way | {"entries": entries, "hours": round(2 * hours) / 2})
     return ways
@@ -183,13 +148,16 @@ def _scoreboard() -> str:
 
 #: Words that a reader takes in in a minute, of a text with equations.
 PACE = 180
+#: How much longer it takes than words and tasks by themselves: ten notebooks were
+#: worked through as a student would.
+LONGER = 1.35
 
 
 def minutes(stem: str) -> int:
-    """How long it takes to work through a notebook, in steps of five minutes.
+    """Return how long it takes to work through a notebook, in steps of five minutes.
 
-    Its text at a reader's pace, without displayed equations; and each exercise,
-    derivation and question as long as its own entry says.
+    Its text at a reader's pace, without displayed equations, and each exercise,
+    derivation and question as long as its own entry says; longer by `LONGER`.
     """
     cells = json.loads((ROOT / _uri(stem)).read_text("utf-8"))["cells"]
     text, code = (
@@ -200,7 +168,7 @@ def minutes(stem: str) -> int:
     asked = {*re.findall(r'\b(?:check(?:_formula)?|golf|predict|quiz)\("?(\w+)', code)}
     tasks = EXERCISES | QUESTIONS | DERIVATIONS
     whole = words / PACE + sum(tasks[n].minutes for n in asked & tasks.keys())
-    return 5 * math.ceil(whole / 5)
+    return 5 * math.ceil(LONGER * whole / 5)
 
 
 #: Boxes beside each other: three can be read on a phone.
@@ -238,8 +206,9 @@ def _map(page, files) -> str:
 
 
 def _cells(course: dict[str, dict]) -> dict[str, tuple[int, int]]:
-    """The row and column of each notebook: a row for each distance from the
-    first. What has no room in its row goes into the last column, further down.
+    """Return the row and column of each notebook: a row for each distance from the first.
+
+    What has no room in its row goes into the last column, further down.
     """
     rows: dict[str, int] = {}
     for stem, entry in course.items():  # in the order of the course
@@ -256,8 +225,10 @@ def _cells(course: dict[str, dict]) -> dict[str, tuple[int, int]]:
 
 
 def _line(start: tuple, end: tuple, boxes: set) -> list[tuple[float, float]]:
-    """The corners of a line from the middle of one cell to that of another below it,
-    around the boxes between them: a cell is 1 wide and 1 high, its box a bit smaller.
+    """Return the corners of a line from one cell to another below it.
+
+    It goes from middle to middle, around the boxes between them: a cell is 1 wide and
+    1 high, its box a bit smaller.
     """
     (row, column), (to_row, to_column) = start, end
     x, to_x = column + 0.5, to_column + 0.5
@@ -276,21 +247,21 @@ def _line(start: tuple, end: tuple, boxes: set) -> list[tuple[float, float]]:
 
 
 def _exercises() -> str:
-    """A row for each exercise, in the order of the notebooks."""
-    places, course = _places(), _course()
-    found = []
-    for name, exercise in EXERCISES.items():
-        if name not in places:
-            log.warning("no notebook has a cell that checks the exercise %s", name)
-        elif places[name] in course:  # else on_files has warned
-            title = re.match(r"\*\*(.+?)\.?\*\*", exercise.task)[1]
-            entry = course[places[name]]
-            found.append({"exercise": exercise, "entry": entry, "title": title})
+    """List a row for each exercise, in the order of the notebooks."""
+    course = _course()
+    found = [
+        {
+            "exercise": exercise,
+            "entry": course[exercise.notebook],
+            "title": re.match(r"\*\*(.+?)\.?\*\*", exercise.task)[1],
+        }
+        for exercise in EXERCISES.values()
+    ]
     return render("course/exercises.md.jinja", exercises=found)
 
 
 def answer(name: str) -> str:
-    """The hints of an exercise or a derivation, and its answer, folded."""
+    """Fold the hints of an exercise or a derivation, and its answer."""
     if name in EXERCISES:
         asked, why = EXERCISES[name], ""
         code = printed(asked)
@@ -300,13 +271,3 @@ def answer(name: str) -> str:
         code = "\n".join(f"{a} = {blank.truth}" for a, blank in asked.blanks.items())
     shown = highlight(code, PythonLexer(), HtmlFormatter(wrapcode=True))
     return render("course/answer.html", hints=asked.hints, code=Markup(shown), why=why)
-
-
-def _places() -> dict[str, str]:
-    """The notebook that asks for each exercise."""
-    places: dict[str, str] = {}
-    for path in sorted(ROOT.glob("notebooks/*.ipynb")):
-        for cell in json.loads(path.read_text("utf-8"))["cells"]:
-            for name in EXERCISES.keys() & CHECK.findall("".join(cell["source"])):
-                places.setdefault(name, path.stem)
-    return places

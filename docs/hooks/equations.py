@@ -25,12 +25,12 @@ def listed() -> dict:
 
 
 def papers() -> dict[str, dict]:
-    """The papers by their names, each with `title`, `equations` and so on."""
+    """Return the papers by their names, each with `title`, `equations` and so on."""
     return {name: part for name, part in listed().items() if "arxiv" in part}
 
 
 def every(numbers: str) -> list[str]:
-    """Each of "24" or "f3-f5"."""
+    """List each of "24" or "f3-f5"."""
     letter, low, high = re.fullmatch(
         r"([a-z]?)(\d+)(?:-[a-z]?(\d+))?", numbers
     ).groups()
@@ -44,7 +44,7 @@ def said_of(table: str, paper: str) -> dict[str, str]:
 
 
 def paper(path: str) -> str | None:
-    """The paper whose numbers a file uses: that of its longest known parent."""
+    """Return the paper whose numbers a file uses: that of its longest known parent."""
     counts_by = listed()["counts_by"]
     known = [start for start in counts_by if path.startswith(start)]
     return counts_by[max(known, key=len)] if known else None
@@ -62,7 +62,7 @@ def whose(path: str, tag: str) -> str | None:
 
 
 def by_steps(folder: str, tags: set[str]) -> set[str]:
-    """The equations of single steps that these compute, and those themselves.
+    """Return the equations of single steps that these compute, and those themselves.
 
     A letter alone means all of the folder's own numbers that begin with it.
     """
@@ -74,20 +74,20 @@ def by_steps(folder: str, tags: set[str]) -> set[str]:
 
 @cache
 def sources() -> dict[str, Source]:
-    """The files of the package, each specification before its other forms."""
+    """Return the files of the package, each specification before its other forms."""
     paths = [p.relative_to(ROOT).as_posix() for p in (ROOT / "fwlab").rglob("*.py")]
     files = sorted(map(Source, paths), key=lambda f: (not specifies(f), f.path))
     return {file.path: file for file in files}
 
 
 def specifies(file: Source) -> bool:
-    """Whether a file is a specification: it has a loop over time."""
+    """Say whether a file is a specification: it has a loop over time."""
     return file.path.endswith("naive.py") or "\ndef loop(" in file.text
 
 
 @cache
 def code() -> tuple[dict[Number, Places], dict[Number, Places]]:
-    """The lines that compute an equation, and the functions whose notes name it."""
+    """Return the lines that compute an equation, and functions whose notes name it."""
     computed, described = defaultdict(list), defaultdict(list)
     library = {p: file for p, file in sources().items() if "/exercises/" not in p}
     for path, file in library.items():
@@ -101,7 +101,7 @@ def code() -> tuple[dict[Number, Places], dict[Number, Places]]:
 
 @cache
 def sections() -> list[tuple[str, str, str]]:
-    """The text of the notebooks by sections: notebook, anchor and text."""
+    """Return the text of the notebooks by sections: notebook, anchor and text."""
     found = []
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         anchor = ""
@@ -116,8 +116,9 @@ def sections() -> list[tuple[str, str, str]]:
 
 @cache
 def in_notebooks() -> dict[Number, dict[str, str]]:
-    """The notebooks that have an equation, each with the anchor of its section: those
-    that state it before those that name it.
+    """Return the notebooks that have an equation, each with the anchor of its section.
+
+    Those that state it come before those that name it.
     """
     found = defaultdict(dict)
     for tags_of in (_tagged, named):
@@ -129,14 +130,14 @@ def in_notebooks() -> dict[Number, dict[str, str]]:
 
 
 def _tagged(text: str) -> list[str]:
-    """The numbers of the equations that a text states."""
+    """Return the numbers of the equations that a text states."""
     tags = re.findall(r"\\tag\{([\w-]+)\}", text)
     return [tag for numbers in tags for tag in every(numbers.replace("--", "-"))]
 
 
 @cache
 def formulas() -> dict[Number, str]:
-    """The TeX of an equation: as a notebook states it, or else the package."""
+    """Return the TeX of an equation: as a notebook states it, or else the package."""
     texts = [(f"notebooks/{stem}.ipynb", text) for stem, _, text in sections()]
     texts += [(path, file.text) for path, file in sources().items()]
     found: dict[Number, str] = {}
@@ -152,7 +153,7 @@ def formulas() -> dict[Number, str]:
 
 @cache
 def stated() -> dict[Number, str]:
-    """The file that states an equation first."""
+    """Return the file that states an equation first."""
     found: dict[Number, str] = {}
     for path, file in sources().items():
         for tag in file.tags:

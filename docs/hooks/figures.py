@@ -1,6 +1,7 @@
-"""Puts an interactive figure in place of `<!-- figure: NAME -->`, one picture of
-a figure in place of `<!-- still: NAME -->`, and pictures of all figures in
-place of `<!-- gallery -->`.
+"""Put interactive figures, and pictures of them, into pages.
+
+A figure goes in place of `<!-- figure: NAME -->`, one picture of it in place of
+`<!-- still: NAME -->`, and pictures of all figures in place of `<!-- gallery -->`.
 
 A figure is docs/figures/NAME.js, a module. esbuild makes one script of it and all
 that it imports, as a page opened from disk runs no modules; numbers that it imports

@@ -45,13 +45,13 @@ def on_env(env, config, files):
 
 
 def _formula(found: re.Match) -> tuple[str, bool]:
-    """The TeX, without the number that becomes a link, and whether it is displayed."""
+    """Return the TeX without the number, which becomes a link; and if it is displayed."""
     tex, display = unescape(found[3] or found[4]).strip(), found[4] is not None
     return (numbered.TAG.sub("", tex) if _label(found) else tex), display
 
 
 def _label(found: re.Match) -> tuple[str, str] | None:
-    """The number of an equation that has one."""
+    """Return the number of an equation that has one."""
     labels = numbered.TAG.findall(found[4] or "")
     return labels[0] if len(labels) == 1 else None
 
@@ -79,7 +79,7 @@ def _set(asked: dict[tuple[str, bool], str]) -> None:
 
 
 def _html(found: re.Match, page, files) -> str:
-    """What replaces a marked formula."""
+    """Return what replaces a marked formula."""
     element, name, mark = found[1], found[2], found[5]
     html = done[_formula(found)]
     if label := _label(found):

@@ -40,7 +40,7 @@ BETAS = (1, 0.8, 0.5, 0.9, 1, 0.6, 0.8, 1, 0.7, 0.5, 0.9, 1)
 
 
 def chunks() -> dict:
-    """What the loop reads; and for each size of chunks, (d1) to (d6)."""
+    """Compute what the loop reads; and for each size of chunks, (d1) to (d6)."""
     angles = _exact([KEYS, QUERIES]).deg2rad()
     k, q = torch.stack([angles.cos(), angles.sin()], dim=-1)
     v, beta = _exact(VALUES).requires_grad_(), _exact(BETAS)
@@ -192,7 +192,7 @@ def ladder() -> dict:
 
 
 def _told(operation: str, steps: list, decay: tuple, n: int) -> dict:
-    """The gates of a rule at a token: what the token wants, as docs/rules.md says.
+    """Return the gates of a rule at a token, by its kind, as docs/rules.md says.
 
     - `steps`, `decay`: as in `TOKENS`; `n`: tokens since the topic began.
     """

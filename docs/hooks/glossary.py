@@ -35,7 +35,7 @@ PARTS = re.compile(r"(<[^>]*>|\\\(.*?\\\)|\\\[.*?\\\]|\$[^$]*\$)", re.DOTALL)
 
 @cache
 def terms() -> dict[str, tuple[str, str]]:
-    """The names of a term, in lower case: its anchor and its explanation."""
+    """Return the names of a term, in lower case: its anchor and its explanation."""
     text = (ROOT / "docs" / GLOSSARY).read_text("utf-8")
     found = {}
     for anchor, title, explanation in ENTRY.findall(text):

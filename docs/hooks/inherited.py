@@ -1,6 +1,8 @@
-"""Extensions of mkdocstrings. A method that overrides another one without a docstring
-of its own shows that of the other. An operation shows the signature that callers see,
-with the options that a decorator adds.
+"""Extensions of mkdocstrings.
+
+A method that overrides another one without a docstring of its own shows that of the
+other. An operation shows the signature that callers see, with the options that a
+decorator adds.
 """
 
 import inspect

@@ -33,8 +33,9 @@ def on_page_content(html, page, config, files):
 
 
 def _peers() -> dict:
-    """The times of each operation at its longest, which is measured first, and the
-    times of others as multiples of ours at all sizes.
+    """Return times of each operation at its longest, and those of others in ours.
+
+    The longest size is measured first; multiples of our times are those of all sizes.
     """
     run, rows, ratios = _read(PEERS), {}, {"fla": [], "efficient": []}
     for row in run["rows"]:
@@ -51,7 +52,7 @@ def _peers() -> dict:
 
 
 def _places() -> dict:
-    """What the compiler and the card say of the kernel that is drawn."""
+    """Return what the compiler and the card say of the kernel that is drawn."""
     use = _read("kernels.json")["kernels"]["delta 64"]["forward, sm_90"]
     return {"use": use, "chunk": NARROW.C, "card": _read(PEERS)["card"]}
 

@@ -59,7 +59,7 @@ class Source:
 
     @cached_property
     def comments(self) -> list[tuple[int, str, bool]]:
-        """Each comment: its line, its text, and whether it has that line alone."""
+        """List each comment: its line, its text, and whether it has that line alone."""
         return [
             (token.start[0], token.string, not token.line[: token.start[1]].strip())
             for token in tokenize.generate_tokens(io.StringIO(self.text).readline)
@@ -68,7 +68,7 @@ class Source:
 
     @cached_property
     def computed(self) -> dict[str, list[int]]:
-        """The lines whose comment names an equation."""
+        """Return the lines whose comment names an equation."""
         lines: dict[str, list[int]] = {}
         for number, comment, alone in self.comments:
             for tag in () if alone else sorted(named(comment)):
@@ -113,7 +113,7 @@ class Source:
 
     @property
     def functions(self) -> list[list[Row]]:
-        """The rows of each function; first what the file says of itself."""
+        """Return the rows of each function; first what the file says of itself."""
         found: list[list[Row]] = []
         for row in self.rows:
             if row.name or not found:
@@ -128,7 +128,7 @@ class Source:
     def lines(
         self, prefix: str, link: Callable[[str], str], defined: dict[str, str]
     ) -> list[str]:
-        """Each line as HTML, with its number.
+        """Write each line as HTML, with its number.
 
         - `prefix`: of its anchor.
         - `link`: what to make of a comment.
@@ -167,7 +167,7 @@ class Source:
 
 
 def named(text: str) -> set[str]:
-    """The equations that a text names."""
+    """Return the equations that a text names."""
     tags: set[str] = set()
     for match in REFERENCE.finditer(text):
         tags.update([match["own"]] if match["own"] else NUMBER.findall(match[0]))
@@ -202,17 +202,15 @@ def note(
     - `address`: where an equation is to be found.
     - `equation`: what to make of a displayed equation and its tag.
     """
-    out = []
-    text = re.sub(r"^#", "####", text, flags=re.MULTILINE)
-    for index, part in enumerate(DISPLAY.split(text)):
-        if index % 2 == 0:
-            out.append(linked(part, address))
-            continue
-        formula = textwrap.dedent(part)
-        if tag := TAG.search(formula):
-            formula = equation(tag[1], formula)
-        out.append(f"\n\n{formula}\n\n")
-    return "".join(out)
+
+    def displayed(part: str) -> str:
+        formula, tag = textwrap.dedent(part), TAG.search(part)
+        return f"\n\n{equation(tag[1], formula) if tag else formula}\n\n"
+
+    parts = DISPLAY.split(re.sub(r"^#", "####", text, flags=re.MULTILINE))
+    parts[::2] = [linked(part, address) for part in parts[::2]]
+    parts[1::2] = map(displayed, parts[1::2])
+    return "".join(parts)
 
 
 def code(lines: list[str], numbers: list[int]) -> list[str]:

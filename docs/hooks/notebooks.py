@@ -49,21 +49,10 @@ def on_files(files, config):
     for uri in uris:
         file = File(uri, str(ROOT), site, folders)
         files.append(NotebookFile(file, folders, site))
-    config.nav = _filled(config.nav, uris)
+    (learn,) = (entry["Learn"] for entry in config.nav if "Learn" in entry)
+    (menu,) = (entry for entry in learn if "Notebooks" in entry)
+    menu["Notebooks"] = uris
     return files
-
-
-def _filled(nav, uris: list[str]):
-    """The menu, with all notebooks where it has "notebooks/"."""
-    mark = f"{FOLDER}/"
-    if nav == mark:
-        return uris
-    if isinstance(nav, dict):
-        return {title: _filled(value, uris) for title, value in nav.items()}
-    if isinstance(nav, list):
-        parts = [uris if part == mark else [_filled(part, uris)] for part in nav]
-        return [entry for part in parts for entry in part]
-    return nav
 
 
 def on_page_read_source(page, config):
@@ -130,7 +119,7 @@ class Page:
         )
 
     def picture(self, number: int) -> dict:
-        """A drawing as the head repeats it."""
+        """Return a drawing as the head repeats it."""
         drawn = re.search(f'<svg id="fig{number}".*? (viewBox="[^"]*")', self.html)
         return {"name": f"fig{number}", "view": Markup(drawn[1])}
 
@@ -154,7 +143,7 @@ class Page:
                 self.parts.append(part)
 
     def _link(self, link: re.Match) -> str:
-        """A link to a file of the repository, as one to a page of the site."""
+        """Return a link to a file of the repository, as one to a page of the site."""
         text, folder, path = link.groups()
         if folder == "docs":
             return f"[{text}](../{path})"
@@ -234,7 +223,7 @@ class Page:
         return plots.inline(svg, f"fig{self.drawings}", f"Figure: {label}")
 
     def _ask(self, asked: list[tuple[str, str]]) -> None:
-        """The questions of a cell, and a fold of what follows a prediction."""
+        """Show the questions of a cell, and fold what follows a prediction."""
         names = [name for how, name in asked if how == "predict"]
         questions = [_question(name, how == "predict") for how, name in asked]
         self._put(render("notebook/quiz.html", questions=questions, names=names))
@@ -256,16 +245,11 @@ def _without_facts(found: re.Match) -> str:
 
 
 def _question(name: str, predicted: bool) -> dict:
-    """What the page needs in order to ask, and to judge an answer, as HTML."""
+    """Write what the page needs in order to ask, and to judge an answer, as HTML."""
     question = QUESTIONS[name]
-    return {
-        "name": question.name,
-        "text": question.text,
-        "choices": question.choices,
-        "truth": question.truth,
+    plain = ("name", "text", "choices", "truth", "tolerance", "percent")
+    return {field: getattr(question, field) for field in plain} | {
         "said": typeset(f"{question.answer}. {question.because}"),
         "tempting": [(wrong, typeset(why)) for wrong, why in question.tempting.items()],
-        "tolerance": question.tolerance,
-        "percent": question.percent,
         "predicted": predicted,
     }

@@ -18,7 +18,7 @@ LINE = re.compile(r'\s*<p class="places"[^>]*>[^<]*<a href="([^"]+)"')
 
 
 def link(tag: tuple[str, str], found: re.Match, page, files) -> str:
-    """The number of a formula that was found on a page, as a link."""
+    """Return the number of a formula that was found on a page, as a link."""
     label, first = tag
     said, uri, fragment = about(label, first, page.file.src_uri)
     line = LINE.match(found.string, found.end())

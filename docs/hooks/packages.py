@@ -1,6 +1,5 @@
 """Copies the packages that docs/tools/npm.py has fetched into the site."""
 
-import re
 import sys
 from base64 import b64encode
 from pathlib import Path
@@ -13,30 +12,26 @@ sys.path.insert(0, str(ROOT / "docs" / "tools"))
 import npm as npm  # for hooks that run a program of npm
 
 MODULES = ROOT / ".cache" / "npm" / "node_modules"
-#: Folder of the site: package, and the files to copy from it.
-ASSETS = {
-    "assets/katex": (
-        MODULES / "katex" / "dist",
-        ["katex.min.css", "fonts/*.woff2"],
-    ),
-    "assets/fonts": (
-        MODULES / "@fontsource",
-        [
-            "ibm-plex-sans/files/ibm-plex-sans-latin-400-*.woff2",
-            "ibm-plex-sans/files/ibm-plex-sans-latin-600-normal.woff2",
-            "ibm-plex-sans/files/ibm-plex-sans-greek-400-normal.woff2",
-            "ibm-plex-mono/files/ibm-plex-mono-latin-400-*.woff2",
-            "ibm-plex-mono/files/ibm-plex-mono-latin-600-normal.woff2",
-        ],
-    ),
+FONTS = MODULES / "@fontsource"
+#: Of a typeface: its name, weight and style, its letters, and whether it is put into
+#: styles/site.css, since text would move when it comes later.
+FACES = (
+    ("Sans", 400, "normal", "latin", True),
+    ("Sans", 400, "italic", "latin", True),
+    ("Sans", 600, "normal", "latin", True),
+    ("Sans", 400, "normal", "greek", False),
+    ("Mono", 400, "normal", "latin", False),
+    ("Mono", 400, "italic", "latin", False),
+    ("Mono", 600, "normal", "latin", False),
+)
+LETTERS = {
+    "latin": "U+0000-00FF, U+2000-206F, U+2191, U+2193, U+2212",
+    "greek": "U+0370-03FF",
 }
-
-#: A face in styles/site.css that is to be there with the first text.
-FACE = re.compile(r'(font-display: block;[^}]*url\(")\.\./([^"]+)')
 
 
 def fetched(package: Path, pattern: str) -> list[Path]:
-    """The files of a package; raises a `PluginError` if there are none."""
+    """Return the files of a package; raises a `PluginError` if there are none."""
     if found := sorted(package.glob(pattern)):
         return found
     raise PluginError(
@@ -46,20 +41,38 @@ def fetched(package: Path, pattern: str) -> list[Path]:
 
 
 def on_files(files, config):
-    for target, (package, patterns) in ASSETS.items():
-        for pattern in patterns:
-            for path in fetched(package, pattern):
-                uri = f"{target}/{path.relative_to(package).as_posix()}"
-                files.append(File.generated(config, uri, abs_src_path=str(path)))
+    katex = MODULES / "katex" / "dist"
+    paths = [*fetched(katex, "katex.min.css"), *fetched(katex, "fonts/*.woff2")]
+    found = {f"katex/{path.relative_to(katex).as_posix()}": path for path in paths}
+    faces = [_file(*face[:4]) for face in FACES]
+    found |= {f"fonts/{path.relative_to(FONTS).as_posix()}": path for path in faces}
+    for place, path in found.items():
+        uri = f"assets/{place}"
+        files.append(File.generated(config, uri, abs_src_path=str(path)))
     return files
 
 
 def on_post_build(config):
-    site = Path(config.site_dir)
-    css = site / "styles" / "site.css"
+    css = Path(config.site_dir) / "styles" / "site.css"
+    faces = "".join(_face(*face) for face in FACES)
+    css.write_text(faces + css.read_text("utf-8"), "utf-8")
 
-    def data(face: re.Match) -> str:
-        letters = b64encode((site / face[2]).read_bytes()).decode()
-        return f"{face[1]}data:font/woff2;base64,{letters}"
 
-    css.write_text(FACE.sub(data, css.read_text("utf-8")), "utf-8")
+def _file(name: str, weight: int, style: str, letters: str) -> Path:
+    font = f"ibm-plex-{name.lower()}"
+    pattern = f"{font}/files/{font}-{letters}-{weight}-{style}.woff2"
+    (path,) = fetched(FONTS, pattern)
+    return path
+
+
+def _face(name: str, weight: int, style: str, letters: str, inside: bool) -> str:
+    """Write a face as CSS; what is not inside is fetched on first use."""
+    path = _file(name, weight, style, letters)
+    url = f"../assets/fonts/{path.relative_to(FONTS).as_posix()}"
+    if inside:
+        url = f"data:font/woff2;base64,{b64encode(path.read_bytes()).decode()}"
+    return (
+        f'@font-face {{font-family: "IBM Plex {name}"; font-weight: {weight}; '
+        f"font-style: {style}; font-display: {'block' if inside else 'swap'}; "
+        f'src: url("{url}") format("woff2"); unicode-range: {LETTERS[letters]}}}\n'
+    )

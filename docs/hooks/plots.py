@@ -69,7 +69,7 @@ MINIMUM = 11
 
 
 def inline(svg: str, prefix: str, label: str) -> str:
-    """A matplotlib drawing as part of a page, and an enlarged copy.
+    """Show a matplotlib drawing as part of a page, with an enlarged copy.
 
     Its ink takes the colour of the text around it, and its texts are set in
     the site's letters. All of its names start with `prefix`, because several
@@ -89,7 +89,7 @@ def inline(svg: str, prefix: str, label: str) -> str:
 
 
 def _letters(drawn: re.Match) -> str:
-    """A text in place of its outlines. It is as wide as these, unless it is small."""
+    """Put a text in place of its outlines, as wide as these, unless it is small."""
     words, style, x, y, turned, scale = drawn.groups()
     words, size, math = unescape(words), 100 * float(scale), "$" in words
     if not words:
@@ -117,7 +117,7 @@ def _letters(drawn: re.Match) -> str:
 
 
 def _formula(tex: str, font: float) -> str:
-    """What stands between two $ in a text of this size."""
+    """Set what stands between two $ in a text of this size."""
     tex = re.sub(r"\\mathdefault\{(.*)\}", r"\1", tex)
     tex = re.sub(r"\\sqrt\{(.*)\}", r"√\1", tex)
     tex = re.sub(r"\\([a-z]+) ?", lambda name: SIGNS.get(name[1], ""), tex)
@@ -138,7 +138,7 @@ def _formula(tex: str, font: float) -> str:
 
 @contextmanager
 def styled():
-    """The house style, for as long as a plot is drawn."""
+    """Set the house style for as long as a plot is drawn."""
     with mpl.rc_context():
         style()
         mpl.rcParams["font.size"] = LETTERS
@@ -237,7 +237,7 @@ def _ticks(axis, places: list[float]) -> None:
 
 
 def drawn(figure: Figure, name: str, label: str) -> str:
-    """A figure as part of a page; `name` and `label` as for `inline`."""
+    """Show a figure as part of a page; `name` and `label` as for `inline`."""
     # Letters of SVG are a little wider than those that the layout measures.
     figure.get_layout_engine().set(w_pad=0.07)
     file = io.StringIO()
@@ -246,6 +246,6 @@ def drawn(figure: Figure, name: str, label: str) -> str:
 
 
 def kept(svg: str, name: str, label: str) -> str:
-    """A drawing of matplotlib's as part of a page, as for `drawn`."""
+    """Show a drawing of matplotlib's as part of a page, as for `drawn`."""
     svg = inline(short_svg(svg), f"plot-{name}", escape(label))
     return f'<div class="nb-output nb-svg+xml">{svg}</div>'

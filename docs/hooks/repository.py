@@ -15,7 +15,7 @@ MARK = re.compile(r"\{\{ (repo_url|colab) \}\}")
 
 
 def source(repo_url: str | None, path: str) -> str | None:
-    """A file or folder of the repository, as a page of its host."""
+    """Link to a file or folder of the repository, as a page of its host."""
     if not repo_url:
         return None
     kind = "tree" if (ROOT / path).is_dir() else "blob"
@@ -23,7 +23,7 @@ def source(repo_url: str | None, path: str) -> str | None:
 
 
 def colab(repo_url: str | None, path: str) -> str | None:
-    """A notebook, or a folder of them, in Colab, which opens only GitHub."""
+    """Link to a notebook, or a folder of them, in Colab, which opens only GitHub."""
     url = urlsplit(repo_url or "")
     if url.netloc != "github.com":
         return None

@@ -68,13 +68,13 @@ class Row(NamedTuple):
 
     @property
     def corpora(self) -> str:
-        """What the points of its experiment have read, in this version."""
+        """Say what the points of its experiment have read, in this version."""
         results = _read(self.experiment, self.version)
         return "; ".join(_texts(results["points"] if results else Points()))
 
     @property
     def protocol(self) -> str:
-        """How it differs from the published one; a claim of ours has none."""
+        """Say how it differs from the published one; a claim of ours has none."""
         if not self.claim.published:
             return "–"
         quick = "quick version" * (self.version == "quick")
@@ -94,7 +94,7 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_page_content(html, page, config, files):
-    """Here, and not before: converting Markdown would change a drawing."""
+    """Insert drawings only now: converting Markdown would change them."""
     html = MARK.sub(lambda mark: _fill(*mark.groups()), html)
     return CHECKED.sub("", html)
 
@@ -109,7 +109,7 @@ def _fill(name: str, version: str) -> str:
 
 
 def _best(experiment: Experiment) -> tuple[str, dict | None]:
-    """The full version if its grid is complete, or if there is no other."""
+    """Return the full version if its grid is complete, or if there is no other."""
     full, quick = (_read(experiment, version) for version in VERSIONS)
     if full and (not quick or len(full["points"]) == full["grid"]):
         return "full", full
@@ -117,7 +117,7 @@ def _best(experiment: Experiment) -> tuple[str, dict | None]:
 
 
 def _index() -> list[dict]:
-    """Every experiment with its claims, its verdict, and how much of it was run."""
+    """List every experiment with its claims, its verdict, and how much of it was run."""
     found = []
     for experiment in EXPERIMENTS.values():
         version, best = _best(experiment)
@@ -167,12 +167,12 @@ def _result(experiment: Experiment, version: str) -> str:
 
 
 def _texts(points: Points) -> list[str]:
-    """The corpora that points have read."""
+    """Return the corpora that points have read."""
     return [text for every in texts_of(points).values() for text in every]
 
 
 def _setup(experiment: Experiment, version: str, points: Points) -> dict[str, Any]:
-    """The hyper-parameters of all points, a row for each mixer.
+    """Return the hyper-parameters of all points, a row for each mixer.
 
     - Returns `equal`, texts by name where all rows are equal; `columns`;
       `rows` of texts; and what is `assumed`, since a run has not recorded it: it is
@@ -211,7 +211,7 @@ def _setup(experiment: Experiment, version: str, points: Points) -> dict[str, An
 
 
 def _listed(values) -> str:
-    """The values of a setting, as text; of many only the first and the last."""
+    """Return the values of a setting, as text; of many only the first and the last."""
     known = [value for value in values if value not in (None, "")]
     if all(isinstance(value, int | float) for value in known):
         known.sort()

@@ -48,9 +48,7 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_page_content(html, page, config, files):
-    """Plots are added here: converting Markdown would change a drawing."""
-    if page.file.src_uri not in (*PAGES, "published.md"):
-        return html
+    """Insert plots only now: converting Markdown would change a drawing."""
     return PLOT.sub(lambda mark: PLOTS[mark[1]](), html)
 
 
@@ -58,12 +56,12 @@ def on_page_content(html, page, config, files):
 
 
 def _origin(file: str) -> str:
-    """What is needed to reproduce the numbers of a file."""
+    """Say what is needed to reproduce the numbers of a file."""
     return render("origin.md.jinja", file=file, run=_read(file))
 
 
 def _frozen(name: str, file: str) -> str:
-    """A table whose command has ended."""
+    """Return a table whose command has ended."""
     text = (RESULTS / f"{name}.csv").read_text("utf-8")
     titles, *rows = csv.reader(text.splitlines())
     lines = [titles, ["---"] * len(titles), *rows]
@@ -71,7 +69,7 @@ def _frozen(name: str, file: str) -> str:
 
 
 def _mixers() -> list[dict]:
-    """The losses of each mixer, and its speed, which the control has none of."""
+    """Return the losses of each mixer, and its speed, which the control has none of."""
     measured = {row["mixer"]: row for row in _read(BENCH)["mixers"]}
     none = dict.fromkeys(measured["softmax"])
     return [
@@ -89,7 +87,7 @@ def _stacks() -> list[dict]:
 
 
 def _best(runs: list[dict], kind: Callable[[dict], str]) -> list[dict]:
-    """The losses of all seeds by kind, the lowest mean first."""
+    """Return the losses of all seeds by kind, the lowest mean first."""
     kinds: dict[str, list[dict]] = {}
     for run in runs:
         kinds.setdefault(kind(run), []).append(run)
@@ -101,14 +99,14 @@ def _best(runs: list[dict], kind: Callable[[dict], str]) -> list[dict]:
 
 
 def _options(run: dict) -> str:
-    """What its command says of the model, without the sizes that all share."""
+    """Return the options of a run's model, without the sizes that all share."""
     return re.sub(
         r"^fwlab train --mixer | --(corpus|seed|out|d-ff) \S+", "", run["command"]
     )
 
 
 def _versions(file: str, side: str, *columns: str) -> list[dict]:
-    """The rows of all cases, with columns also in multiples of those of a side."""
+    """Return the rows of all cases, with columns also in multiples of a side's."""
     rows = _read(file)["rows"]
     ours = {str(row["shape"]) + _case(row): row for row in rows if row["side"] == side}
     for row in rows:
@@ -175,7 +173,7 @@ def _stack(options: str) -> str:
 
 
 def _longer() -> str:
-    """How much the loss changes in windows sixteen times as long as in training."""
+    """Draw how much the loss changes in windows sixteen times as long as in training."""
     change = {
         mixer: [p["loss_1024"] - p["loss_64"] for p in own]
         for mixer, own in _points("length").by("mixer").items()
@@ -217,7 +215,7 @@ def _bars() -> str:
 
 
 def _fla() -> str:
-    """The time of flash-linear-attention in multiples of ours, by length."""
+    """Return the time of flash-linear-attention in multiples of ours, by length."""
     series: dict[str, dict[str, list[float]]] = {}
     for row in _versions(GPU, "triton", "ms"):
         if row["side"] == "fla":
@@ -254,7 +252,7 @@ def _naive() -> str:
 
 
 def _others() -> str:
-    """The time of peers divided by that of fwlab."""
+    """Return the time of peers divided by that of fwlab."""
     rows = {}
     for row in _read(PEERS)["peers"]:
         if "ratio" in row:
@@ -306,11 +304,12 @@ PLOTS = {
     "decoding": _steady,
     "generation": lambda: _kept("generation"),
     "look": lambda: _kept("look"),
+    "cache": lambda: _kept("cache"),
 }
 
 
 def _kept(name: str) -> str:
-    """A drawing whose command has ended, or takes too long for a build."""
+    """Return a drawing whose command has ended, or takes too long for a build."""
     svg = (ROOT / "docs" / "images" / f"{name}.svg").read_text("utf-8")
     title = re.search("<title>(.*?)</title>", svg)
     return plots.kept(svg, name, unescape(title[1]) if title else LOOKS)
@@ -320,7 +319,7 @@ def _kept(name: str) -> str:
 
 
 def _of(name: str, spec: str = ".2f", column: str = "loss", **wanted) -> str:
-    """The median of an experiment's points."""
+    """Return the median of an experiment's points."""
     return f"{median(_points(name)(**wanted)[column]):{spec}}"
 
 
@@ -332,7 +331,7 @@ def _points(name: str) -> Points:
 
 
 def _read_all(kind: str) -> list[dict]:
-    """Runs by seed, each with the name of its file."""
+    """Read runs by seed, each with the name of its file."""
     names = (path.stem for path in RESULTS.glob(f"{kind}-*.json"))
     # Seed 10 comes after seed 9.
     names = sorted(names, key=lambda name: (len(name), name))
@@ -340,12 +339,12 @@ def _read_all(kind: str) -> list[dict]:
 
 
 def _runs() -> list[dict]:
-    """The training runs, by mixer and seed."""
+    """Return the training runs, by mixer and seed."""
     return sorted(_read_all(TRAINING), key=lambda run: [*MIXERS].index(_mixer(run)))
 
 
 def _controls() -> list[dict]:
-    """The runs without a memory, as training runs."""
+    """Return the runs without a memory, as training runs."""
     points = _points(CONTROLS)(size="nanogpt", mixer="convolution")
     config = {"mixer": NO_MEMORY}
     return [{**p, "config": config, "validation_loss": p["loss"]} for p in points]

@@ -28,7 +28,7 @@ def on_page_content(html, page, config, files):
 
 
 def memory(name: str) -> list[list[float]]:
-    """The fast weights of a rule: a row for each place, a column for each channel."""
+    """Return the fast weights of a rule: rows are places, columns are channels."""
     rule = TABLE[name].rule
     given = {"normalize": False} if rule.normalized_loop else {}
     for tensor, dims in rule.tensors.names.items():

@@ -8,6 +8,7 @@ The theme has the field and draws what is found; its own index stays empty.
 import json
 import re
 from html.parser import HTMLParser
+from itertools import groupby
 from pathlib import Path
 
 import tex
@@ -55,7 +56,7 @@ def on_env(env, config, files):
     for page in (file.page for file in files.documentation_pages()):
         search = page.meta.setdefault("search", {})
         if not search.get("exclude"):
-            whole, *others = Reader(page.url, page.title).read(page.content)
+            whole, *others = read(page.url, page.title, page.content)
             # The navigation may have another name for the page than its heading.
             sections.extend([whole | {"name": page.title}, *others])
             search["exclude"] = True  # from the plugin's own index
@@ -71,7 +72,7 @@ def on_post_build(config):
 
 
 def once(sections: list[dict]) -> list[dict]:
-    """The sections without what an earlier page says; those left empty are dropped."""
+    """Return the sections without what an earlier page says; drop those left empty."""
 
     def rank(section):
         pages = enumerate(FIRST)
@@ -90,113 +91,94 @@ def once(sections: list[dict]) -> list[dict]:
     return kept
 
 
-class Reader(HTMLParser):
-    """Splits a page into sections: location, title, and lists of text and of code."""
+class Element:
+    """An element around a text: its parents, and which block it belongs to."""
 
-    def __init__(self, url: str, title: str):
-        super().__init__()
-        self.url = url
-        self.found: list[dict] = []
-        self.rows: list[dict] = []
-        #: The tags that are open, and how many were at the start of what is left out.
-        self.tags: list[str] = []
-        self.skipped = 0
-        #: Of the text being read: its pieces, and its own anchor.
-        self.pieces: list[str] = []
-        self.anchor = ""
-        #: Of the table being read: the head of its first column.
-        self.head = ""
-        self._begin(self.found, url, title)
-
-    def read(self, html: str) -> list[dict]:
-        self.feed(DRAWING.sub("", html))
-        self.close()
-        self._end()
-        return self.found + self.rows
-
-    def handle_starttag(self, tag, attrs):
-        attributes = dict(attrs)
-        if not self.skipped and self._divides(tag):
-            self._end()
-        if tag in VOID:
-            self.pieces += [" "] * (tag == "br")
-            return
-        self.tags.append(tag)
-        if self.skipped:
-            return
-        if (
-            tag in ("button", "script", "style")
+    def __init__(self, tag: str, attributes: dict, parent: "Element | None" = None):
+        self.tag, self.parent, self.id = tag, parent, attributes.get("id")
+        self.within = {tag} | (parent.within if parent else set())
+        self.out = bool(
+            (parent and parent.out)
+            or tag in ("button", "script", "style")
             or "data-search-exclude" in attributes
             or AGAIN.search(attributes.get("class") or "")
-            or (tag == "a" and "pre" in self.tags)  # the number of a line
-        ):
-            self.skipped = len(self.tags)
-        elif tag in ("td", "th"):
-            self.pieces.append("\t")
-        elif tag == "table":
-            self.head = ""
-        elif tag in HEADINGS and "id" in attributes:
-            first = tag == "h1" and len(self.found) == 1
-            if first:
-                self.found[0]["title"] = ""
-            else:
-                self._begin(self.found, f"{self.url}#{attributes['id']}")
-        elif tag in ("span", "tr") and "id" in attributes:
-            self.anchor = attributes["id"]
+            or {"pre", "a"} <= self.within  # the number of a line
+        )
+        # A row is one text, whatever is in its cells.
+        inside = parent and (tag in INLINE or "tr" in parent.within)
+        self.block: Element = parent.block if inside else self
+
+
+class Texts(HTMLParser):
+    """The texts of a page, each with the element that it is in."""
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.last, self.found = Element("article", {}), []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        if tag in VOID:
+            self.handle_data(" " * (tag == "br"))
+        else:
+            self.last = Element(tag, dict(attrs), self.last)
+            self.handle_data("\t" * (tag in ("td", "th")))
 
     def handle_endtag(self, tag):
-        if tag not in self.tags:
-            return
-        if not self.skipped and self._divides(tag):
-            self._end()
-        while self.tags.pop() != tag:
-            pass
-        if len(self.tags) < self.skipped:
-            self.skipped = 0
+        if tag in self.last.within:
+            while self.last.tag != tag:
+                self.last = self.last.parent
+            self.last = self.last.parent
 
     def handle_data(self, data):
-        if self.skipped:
-            return
-        if "pre" not in self.tags:
-            data = re.sub(r"\s+", " ", data)
-            if "code" not in self.tags:
-                data = FORMULA.sub(
-                    lambda found: tex.plain(found[found.lastindex]), data
-                )
-        self.pieces.append(data)
+        if not self.last.out:
+            self.found.append((self.last, data))
 
-    def _divides(self, tag: str) -> bool:
-        """Whether a text ends here. A row is one text, whatever is in its cells."""
-        return tag not in INLINE | VOID and (tag == "tr" or "tr" not in self.tags)
 
-    def _begin(self, sections: list[dict], location: str, title: str = "", *text: str):
-        sections.append(
-            {"location": location, "title": title, "text": [*text], "code": []}
-        )
-
-    def _end(self) -> None:
-        """Put the text that was read where it belongs."""
-        raw, self.pieces = "".join(self.pieces), []
-        anchor, self.anchor = self.anchor, ""
-        section = self.found[-1]
-        if "pre" in self.tags:
+def read(url: str, title: str, html: str) -> list[dict]:
+    """Split a page into sections: location, title, and lists of text and of code."""
+    sections, rows, head = [_section(url, title)], [], ""
+    texts = Texts(DRAWING.sub("", html)).found
+    for block, group in groupby(texts, key=lambda pair: pair[0].block):
+        group = [*group]
+        if block.tag in HEADINGS and block.id:
+            if block.tag == "h1" and len(sections) == 1:
+                sections[0]["title"] = ""
+            else:
+                sections.append(_section(f"{url}#{block.id}"))
+        section, raw = sections[-1], "".join(text for _, text in group)
+        if "pre" in block.within:
             section["code"] += [raw.strip("\n")] if raw.strip() else []
-            return
-        cells = [" ".join(cell.split()) for cell in raw.split("\t")]
-        text = " · ".join(filter(None, cells))
-        if not text:
-            return
-        if HEADINGS.intersection(self.tags):
+            continue
+        cells = "".join(map(_words, group)).split("\t")
+        cells = [*filter(None, (" ".join(cell.split()) for cell in cells))]
+        if not cells:
+            continue
+        text = " · ".join(cells)
+        ids = [e.id for e, _ in group if e.id and e.tag in ("span", "tr")]
+        place = f"{url}#{ids[-1]}" if ids else section["location"]
+        if HEADINGS & block.within:
             section["title"] += text
-            return
-        if "thead" in self.tags:
-            self.head = cells[1]
-        elif row := "tr" in self.tags and ROWS.get(self.head):
-            anchor = anchor and f"{self.url}#{anchor}"
-            title = row.format(*filter(None, cells))
-            self._begin(self.rows, anchor or section["location"], title, text)
-            return
-        elif anchor:  # a term of the glossary
-            self._begin(self.rows, f"{self.url}#{anchor}", text.split(". ")[0], text)
-            return
-        section["text"].append(text)
+        elif "thead" in block.within:
+            head = cells[0]
+            section["text"].append(text)
+        elif block.tag == "tr" and head in ROWS:
+            rows.append(_section(place, ROWS[head].format(*cells), text))
+        elif ids:  # a term of the glossary
+            rows.append(_section(place, text.split(". ")[0], text))
+        else:
+            section["text"].append(text)
+    return sections + rows
+
+
+def _section(location: str, title: str = "", *text: str) -> dict:
+    return {"location": location, "title": title, "text": [*text], "code": []}
+
+
+def _words(pair: tuple[Element, str]) -> str:
+    """Return a text in which a formula is no TeX."""
+    element, text = pair
+    if "code" in element.within:
+        return text
+    return FORMULA.sub(lambda found: tex.plain(found[found.lastindex]), text)

@@ -20,7 +20,7 @@ TEMPLATES = Environment(
 
 
 def number(value: float | None, spec: str) -> str:
-    """A number in Python's format; a dash if it is missing."""
+    """Write a number in Python's format; a dash if it is missing."""
     return "–" if value is None else format(value, spec)
 
 
@@ -29,5 +29,5 @@ TEMPLATES.filters["typeset"] = lambda text: Markup(tex.typeset(text))
 
 
 def render(template: str, /, **values) -> str:
-    """A template filled in with values."""
+    """Fill in a template with values."""
     return TEMPLATES.get_template(template).render(values)

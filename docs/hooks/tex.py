@@ -35,7 +35,7 @@ def typeset(text: str) -> str:
 
 
 def plain(tex: str) -> str:
-    r"""A formula in Unicode: `\bar v_t \otimes k` becomes "v̄_t ⊗ k"."""
+    r"""Write a formula in Unicode: `\bar v_t \otimes k` becomes "v̄_t ⊗ k"."""
     text = re.sub(
         r"\\tag\{[^}]*\}|\\(?:begin|end)\{\w+\*?\}(\{\w+\})?|\\label\{.*?\}", "", tex
     )
@@ -88,7 +88,7 @@ def _index(match: re.Match) -> str:
 
 
 def _name(match: re.Match) -> str:
-    """A command: a letter stays where it is, an operator stands alone."""
+    """Write a command: a letter stays where it is, an operator stands alone."""
     found = _letter(match[1])
     if found == match[1]:  # a word, such as log
         return f" {found} " if match[3] else f" {found}"

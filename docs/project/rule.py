@@ -4,7 +4,7 @@ import torch
 
 
 def bar(W, k, v):
-    """The delta rule. `W` is `[..., value, key]`."""
+    """Write by the delta rule. `W` is `[..., value, key]`."""
     old = torch.einsum("...vk,...k->...v", W, k)
     return W + torch.einsum("...v,...k->...vk", v - old, k)
 

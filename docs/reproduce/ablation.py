@@ -4,13 +4,14 @@ Table 3 of Schlag et al. 2021, at a size that a processor can train.
 """
 
 from itertools import combinations
-from math import log
+from math import isinf, log
 
 import text
-from frame import Numbers, Point, Points, main, order
+from frame import Numbers, Point, Points, holds, main, order
 from text import middle, percent_above
 
 from fwlab import plots
+from fwlab.layers import FastWeightAttention
 from fwlab.models import Mixer
 from fwlab.plots import FAST, INK
 
@@ -28,6 +29,8 @@ VARIANTS = {
 }
 #: Feature maps: the paper's Delta Network has ELU + 1.
 MAPS = {"linear": "ELU + 1", "dpfp": "DPFP"}
+#: Neither, and keys and queries that nothing divides either.
+RAW = {f"{name}, keys not divided": map for map, name in MAPS.items()}
 #: The baselines, in place of a feature map.
 ROTARY = "softmax, rotary positions"
 BASELINES = text.CONTROLS | {ROTARY: text.ROTARY_SOFTMAX}
@@ -39,13 +42,21 @@ def points(quick: bool) -> list[Point]:
         variants = variants[:4]  # of one map
     names = ("map", "positions", "normalize")
     settings = [dict(zip(names, x, strict=True)) for x in variants]
-    baselines = [dict(zip(names, (x, 0, 0), strict=True)) for x in BASELINES]
-    return text.points(quick, settings + baselines)
+    others = [*BASELINES, *([*RAW][:1] if quick else RAW)]
+    settings += [dict(zip(names, (x, 0, 0), strict=True)) for x in others]
+    return text.points(quick, settings)
 
 
 def mixer(point: Point) -> Mixer:
     if point["map"] in BASELINES:
         return BASELINES[point["map"]]
+    if point["map"] in RAW:
+        phi = text.MAPS[RAW[point["map"]]]
+        return Mixer(
+            lambda s: FastWeightAttention(
+                s.d_model, s.heads, phi(s.d_model // s.heads), "delta", None, False
+            )
+        )
     options = bool(point["normalize"]), bool(point["positions"])
     return text.fast_weights("delta", point["map"], *options)
 
@@ -77,6 +88,15 @@ def claims(points: Points):
                 protocol=protocol if published else "",
                 trivial=text.TRIVIAL,
             )
+        for name in RAW:
+            if RAW[name] == map:
+                yield holds(
+                    f"{name}: training diverges",
+                    points(map=name)["loss"],
+                    isinf,
+                    "diverged (at Table 3)",
+                    protocol=f"{text.PROTOCOL}, {size} M parameters",
+                )
         for name in BASELINES:
             sides = [points(map=name)["loss"], ends["neither"]]
             claim = f"{name}: below {MAPS[map]} with neither"

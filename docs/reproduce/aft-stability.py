@@ -1,4 +1,4 @@
-"""Which ways to compute AFT survive large keys?
+"""Compare ways to compute AFT with large keys.
 
 The mean of Eq. 2 of Zhai et al. (2021), for a causal sequence, computed
 in seven ways. The gate plays no part in this, so it is left out.

@@ -464,9 +464,7 @@ def draw(points: Points) -> Figure:
 
 
 def difference(ax: Axes, points: Points) -> None:
-    """Draw how many bits per pixel more than the transformer's median, ours and
-    published.
-    """
+    """Draw bits per pixel minus the transformer's median, ours and published."""
     zero = plots.medians(points, "mixer", "loss").get(SOFTMAX)
     known = PUBLISHED["digits"]
     for row, name in enumerate(OF_IMAGES):

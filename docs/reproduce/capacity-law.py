@@ -137,7 +137,7 @@ def setup(point: Point) -> Point:
 
 
 def claims(points: Points):
-    """All were written down before the runs."""
+    """Judge the predictions, all written down before the runs."""
     off = [abs(p["loss"] - p["predicted"]) for p in points]
     whole = len(points) in COUNT.values()
     yield Claim(

@@ -1,4 +1,4 @@
-r"""What does an error-correcting write buy?
+r"""Measure what an error-correcting write buys.
 
 The delta rule removes what its memory returns for a key before it writes. Its gain over
 adding is a share of decay, which any removal of the same strength brings, and a share of
@@ -232,8 +232,9 @@ def train_pairs(point: Point, steps: int) -> Point:
 
 @cache
 def tokens(task: str) -> tuple[Point, int, Tensor, Tensor, Tensor]:
-    """Return which text was read, its number of different characters, and its parts:
-    for training, to choose a rate, and for the score.
+    """Read a text, and return its name, its number of characters, and three parts.
+
+    They are for training, to choose a rate, and for the score.
     """
     content = corpus(TEXTS[task])[:1_000_000]
     characters = Characters(content)
@@ -348,8 +349,9 @@ def content(points: Points) -> list[float]:
 
 
 def claims(points: Points) -> Iterator[Claim]:
-    """Say whether the hypotheses hold, which were written down before the runs; and
-    where the delta rule gains anything.
+    """Judge the hypotheses, which were written down before the runs.
+
+    And say where the delta rule gains anything.
     """
     chosen = best(points)
     for name in [name for name in MAPS if chosen(map=name)]:

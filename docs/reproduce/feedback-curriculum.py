@@ -142,7 +142,7 @@ COSTS = {
 
 
 def claims(points: Points) -> Iterator[Claim]:
-    """Both are ours: the paper's numbers were not found."""
+    """Judge two claims of ours: the paper's numbers were not found."""
     scratch, *others = WAYS
     text = "shorter chain than from scratch, all stages counted (thousands of layers)"
     # None where the loss was not reached.

@@ -207,8 +207,9 @@ COLORS = {"feedback": (FAST, "o", "-"), "transformer": (OTHER, "s", "--")}
 
 
 def about(points: Points) -> tuple[bool, int, Points]:
-    """Return whether this is the quick version, its usual number of steps, and its
-    points at the usual rate.
+    """Return what decides: quick or full, the usual number of steps, and points.
+
+    The points are those at the usual rate.
     """
     quick = points[0]["statements"] == STATEMENTS[True]
     return quick, min(points["steps"]), points(rate=RATES[quick][0])

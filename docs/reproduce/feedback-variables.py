@@ -36,9 +36,7 @@ HEADS = 4
 
 
 def models(quick: bool) -> list[tuple[str, int]]:
-    """Return feedback, a transformer of equal size, and one with twice as many
-    layers.
-    """
+    """Return feedback, and transformers of equal size and of twice as many layers."""
     layers = 1 if quick else 2
     return [("feedback", layers), ("transformer", layers), ("transformer", 2 * layers)]
 

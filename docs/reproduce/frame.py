@@ -102,7 +102,7 @@ class Claim(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """The word or two for what came out; overlapping seeds are no yes."""
+        """Return a word or two for what came out; overlapping seeds are no yes."""
         if self.holds is None:
             return "not run"
         if not self.trained:
@@ -386,8 +386,9 @@ class Runs:
         self.name = f"{experiment.name}{'.quick' * quick}"
 
     def read(self, index: int) -> dict[str, Any] | None:
-        """Read a finished point and its provenance; None = not finished, as it is
-        if its settings have changed since.
+        """Read a finished point and its provenance; None = not finished.
+
+        It also counts as not finished if its settings have changed since.
         """
         path = self._path(index)
         try:

@@ -62,8 +62,9 @@ def points(quick: bool) -> list[Point]:
 
 
 def run(point: Point) -> Point:
-    """Return the number of parameters, the shares of right parities and values at
-    both lengths, and the learning curve.
+    """Train, and return the number of parameters, what was right, and the curve.
+
+    Shares of right parities and values are given at both lengths.
     """
     torch.manual_seed(point["seed"])
     pairs, budget = point["pairs"], point["budget"]
@@ -132,7 +133,7 @@ def score(model: Recaller, pairs: int, asks: int, suffix: str = "") -> Point:
 
 
 def claims(points: Points):
-    """The paper proves what can be solved, and trains nothing: these are ours."""
+    """Compare trained models: claims of ours, since the paper trains nothing."""
     few, many = points(pairs=FEW), points(pairs=MANY)
     deep = [stack for stack in DEEP if points(stack=stack)]
     for what, stack, solved in (

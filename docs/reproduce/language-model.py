@@ -182,8 +182,9 @@ def tuned(points: Points) -> Points:
 
 
 def saved(points: Points, map: str) -> list[float]:
-    """Return the saving of each seed of the delta rule, in per cent of the sum
-    rule's median loss; minus infinite if it diverged.
+    """Return what each seed of the delta rule saves of the sum rule's loss.
+
+    In per cent of the sum rule's median; minus infinite if it diverged.
     """
     loss = middle(points(mixer="sum", map=map)["loss"])
     ends = [] if isinf(loss) else points(mixer="delta", map=map)["loss"]

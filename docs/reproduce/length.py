@@ -1,4 +1,4 @@
-"""Which layers make use of texts that are longer than those of training?
+"""Find layers that make use of texts longer than those of training.
 
 Trained with windows of 64 characters, tested with windows of up to 1024.
 """

@@ -127,7 +127,7 @@ def build(mixer: str, vocabulary: int, time: int) -> LanguageModel:
 
 
 def claims(points: Points):
-    """That a mixer solves a task was published of attention and each key once."""
+    """Claim who solves which task; published of attention, and with each key once."""
     tokens, epochs = (points[0][name] for name in ("vocabulary", "epochs"))
     protocol = f"{tokens} tokens for 8,192, width {WIDTH} for 64 and more, {TRAIN:,} "
     protocol += f"sequences for 100,000, {epochs} epochs for 64, one learning rate"

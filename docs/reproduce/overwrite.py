@@ -102,7 +102,7 @@ def claims(points: Points):
 
 
 def gap(points: Points, ask: str) -> Claim:
-    """The delta rule below the sum rule at every size that both have."""
+    """Claim that the delta rule is below the sum rule at every size that both have."""
     low, high = (by_size(s.of(points)) for s in (DPFP_1, SUM))
     sizes = [S for S in low if S in high]
     run = [S for S in sizes if low[S] and high[S]]

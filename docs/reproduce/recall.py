@@ -45,8 +45,9 @@ EVERY, SEQUENCES, SOLVED, CHANCE = 100, 128, 0.999, 1.2
 
 
 def sizes(quick: bool) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Return numbers of keys and of heads: first several numbers of keys, then of
-    heads. More heads are narrower, so the fast weights are smaller.
+    """Return pairs of keys and heads: first several numbers of keys, then of heads.
+
+    More heads are narrower, so the fast weights are smaller.
     """
     keys, heads = ((4, 8), (4,)) if quick else ((4, 8, 16), (1, 4))
     return [(number, HEADS) for number in keys], [(KEYS, number) for number in heads]
@@ -150,7 +151,7 @@ def by_seed(points: Points, name: Name, shows: int, sizes: list) -> dict[int, li
 
 
 def claims(points: Points):
-    """All are ours: the papers have curves, and no numbers.
+    """Judge claims of ours: the papers have curves, and no numbers.
 
     A claim counts the worst size of each seed.
     """

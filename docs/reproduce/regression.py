@@ -1,4 +1,4 @@
-"""Regression in context: which solver is a layer while it reads examples?
+"""Solve regression in context: find the solver that a layer is while it reads.
 
 A layer reads pairs $(x_i, y_i)$ of one unknown linear map, and is asked for
 another $x$. A fast weight layer can hold a linear map: its memory.
@@ -85,8 +85,10 @@ class Layer(nn.Module):
         return self.strength.sigmoid()
 
     def forward(self, x: Tensor, y: Tensor, asked: Tensor) -> Tensor:
-        """Read for `asked` `[batch, d]`, after `x` `[batch, n, d]` with `y`
-        `[batch, n]`: `[batch]`.
+        """Read for `asked` after pairs of `x` and `y`.
+
+        - `x`, `y`, `asked`: `[batch, n, d]`, `[batch, n]` and `[batch, d]`.
+        - Returns `[batch]`.
         """
         # All but the last output are read for nothing.
         q = self.query(asked)[:, None, None].expand(-1, x.shape[1], 1, -1)

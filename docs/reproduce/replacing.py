@@ -1,4 +1,4 @@
-"""What does the delta rule gain by replacing, and what a gate by forgetting?
+"""Measure what the delta rule gains by replacing, and a gate by forgetting.
 
 Layers that differ in one thing: what a write removes. Each with and without
 a short convolution, which also shows a layer its last few tokens.

@@ -1,4 +1,4 @@
-"""Undoing updates: how far back can fast weights be recomputed?
+"""Undo updates, and measure how far back fast weights can be recomputed.
 
 A backward pass needs the fast weights of every step. Appendix F of the
 paper keeps the last ones, and undoes one update after the other.

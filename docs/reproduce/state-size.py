@@ -242,8 +242,9 @@ def cut(points: Points) -> Points:
 
 
 def draw(points: Points):
-    """Draw losses and states in multiples of the delta rule's, and small models
-    with the delta rule, with carried state and in windows.
+    """Draw losses and states in multiples of the delta rule's.
+
+    And small models with the delta rule, with carried state and in windows.
     """
     figure, (above, below) = plots.panels(7.6, 2)
     draw_table(above, of_the_table(points))

@@ -26,7 +26,7 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """The address of a plain web server for the folder."""
+    """Serve the folder, and yield the address."""
     handler = functools.partial(_Quiet, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -37,7 +37,7 @@ def served(folder: Path) -> Iterator[str]:
 
 
 def chromium() -> str | None:
-    """The path of Chromium: $CHROMIUM, or an installed one.
+    """Return the path of Chromium: $CHROMIUM, or an installed one.
 
     Its headless shell, which has no windows, takes half the time.
     """

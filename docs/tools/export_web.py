@@ -22,40 +22,28 @@ from fwlab.models import LanguageModel
 from fwlab.training import Checkpoint, CheckpointError, load
 
 FORMAT = "1"
+#: The mixers that the figure of Shakespeare can run.
 WEB_MIXERS = ("delta", "sum")
-"""The mixers that the figure of Shakespeare can run."""
 
 
 def export_web(path: str | Path, checkpoint: Checkpoint) -> int:
-    """Write the weights for the figure of Shakespeare, completely or not at all.
-
-    - `path`: of the file to write.
-    - `checkpoint`: what `load` returned, of a model with one of the
-      mixers `WEB_MIXERS`.
-    - Returns the length of the file in bytes.
-    - Raises `CheckpointError` for another mixer, for weights that
-      overflow in float16, or if the file cannot be written.
+    """Write the weights for the figure of Shakespeare, and return their bytes.
 
     A weight in float16 has three decimal digits. The figure computes
     with these rounded weights in float32.
+
+    - `checkpoint`: what `load` returned, of a model with one of `WEB_MIXERS`.
+    - Raises `CheckpointError` for another model, for weights that
+      overflow in float16, or if the file cannot be written.
     """
-    config = checkpoint.config
-    if config.mixer not in WEB_MIXERS:
-        known = " or ".join(WEB_MIXERS)
+    config, vocabulary = checkpoint.config, checkpoint.vocabulary
+    if config.mixer not in WEB_MIXERS or not isinstance(vocabulary, Characters):
         raise CheckpointError(
-            f"expected the mixer of the model to be {known} for the live figure, "
-            f"got {config.mixer}"
-        )
-    vocabulary = checkpoint.vocabulary
-    if not isinstance(vocabulary, Characters):
-        raise CheckpointError(
-            "expected a model of characters for the live figure, got one of words"
+            f"expected a model of characters with the mixer {' or '.join(WEB_MIXERS)} "
+            f"for the live figure, got {config.mixer}"
         )
     about = {
-        "mixer": config.mixer,
-        "layers": config.layers,
-        "heads": config.heads,
-        "d_model": config.d_model,
+        **{n: getattr(config, n) for n in ("mixer", "layers", "heads", "d_model")},
         "alphabet": vocabulary.alphabet,
         "steps": checkpoint.step,
         "validation_loss": checkpoint.curve[-1][-1] if checkpoint.curve else None,
@@ -64,12 +52,9 @@ def export_web(path: str | Path, checkpoint: Checkpoint) -> int:
 
 
 def write_web(path: str | Path, model: LanguageModel, about: dict[str, Any]) -> int:
-    """Write weights in float16, and what the figure needs to know of them.
+    """Write weights in float16 with plain values about them in the header.
 
-    - `path`: of the file to write.
-    - `model`: with the trained weights.
-    - `about`: plain values for the header.
-    - Returns and raises as `export_web`.
+    Returns and raises as `export_web`.
     """
     tensors = {
         name: weight.detach().cpu().half().contiguous()

@@ -1,4 +1,4 @@
-"""Trains the models of notebook 14, and records what they answer.
+"""Trains the models of notebook 17, and records what they answer.
 
 One seed trains, all on the same growing programs, a transformer, a feedback model of
 equal size, and another one that starts from the weights of that transformer; then, on
@@ -18,13 +18,13 @@ from typing import Any
 import torch
 
 from fwlab.data import programs
-from fwlab.data.programs import CLAUSES, RULES, Programs, rule_accuracy, test_rng
+from fwlab.data.programs import RULES, rule_accuracy, test_rng
 from fwlab.fit import answer_loss, fit, score
 from fwlab.models import LanguageModel
 from fwlab.provenance import provenance
 
 sys.path.append(str(Path(__file__).parents[1] / "reproduce"))
-from statements import ADAM, growing
+from statements import ADAM, build, growing
 
 CONFIG: dict[str, Any] = {
     "variables": 1,
@@ -41,71 +41,47 @@ CONFIG: dict[str, Any] = {
     "eval_programs": 500,
 }
 FOLDER = Path(__file__).parents[2] / "fwlab/data/results"
-#: Their mixers.
-MODELS = {
-    "transformer": "softmax",
-    "feedback": "feedback",
-    "warm": "feedback",
-    "full": "feedback",
-    "full, equal chain": "feedback",
+#: The statements that programs of full length save in a training that grows.
+SAVED = CONFIG["share"] * (1 - CONFIG["first"] / CONFIG["statements"]) / 2
+FULL = {"first": CONFIG["statements"]}
+#: Of each model its mixer, and what is different from `CONFIG`.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "transformer": ("softmax", {}),
+    "feedback": ("feedback", {}),
+    "warm": ("feedback", {}),
+    "full": ("feedback", FULL),
+    "full, equal chain": (
+        "feedback",
+        FULL | {"steps": round(CONFIG["steps"] * (1 - SAVED))},
+    ),
 }
 
 
-def build(mixer: str) -> LanguageModel:
-    return LanguageModel(
-        len(CLAUSES),
-        mixer,
-        layers=CONFIG["layers"],
-        heads=CONFIG["heads"],
-        d_model=CONFIG["width"],
-        # A condition with its statement is two tokens, and then comes END.
-        max_len=2 * CONFIG["statements"] + 1,
-    )
-
-
-def changes(name: str) -> dict[str, Any]:
-    """What is different from `CONFIG` for this model."""
-    last, steps = CONFIG["statements"], CONFIG["steps"]
-    if not name.startswith("full"):
-        return {}
-    if name == "full":
-        return {"first": last}
-    saved = CONFIG["share"] * (last - CONFIG["first"]) / (2 * last)
-    return {"first": last, "steps": round(steps * (1 - saved))}
-
-
-def trained(
-    model: LanguageModel, point: dict[str, Any], test: Programs
-) -> dict[str, Any]:
+def trained(model: LanguageModel, point: dict[str, Any], test: Any) -> dict[str, Any]:
     """Train, and return the curve, its cost, and the last score."""
     draw = growing(point, point["variables"], point["first"], point["share"])
-    seed, steps = point["seed"], point["steps"]
     curve, cpu, start = [], 0.0, time.process_time()
 
     def evaluate(step: int) -> float:
         nonlocal cpu, start
         cpu += time.process_time() - start
-        found = score(model, (test.tokens, test.labels))
+        found = score(model, test)
         curve.append((step, round(cpu, 1), *found))
-        print(seed, *curve[-1], flush=True)
+        print(point["seed"], *curve[-1], flush=True)
         start = time.process_time()
         return found.loss
 
     fit(
-        *(model, draw, answer_loss, steps, point["rate"]),
+        *(model, draw, answer_loss, point["steps"], point["rate"]),
         optimizer=ADAM,
         every=point["eval_every"],
         evaluate=evaluate,
     )
-    if curve[-1][0] < steps:
-        evaluate(steps)
-    return {
-        "parameters": model.num_parameters(),
-        "steps": steps,
-        "curve": curve,
-        "accuracy": curve[-1][2],
-        "loss": curve[-1][3],
-    }
+    if curve[-1][0] < point["steps"]:
+        evaluate(point["steps"])
+    *_, accuracy, loss = curve[-1]
+    found = {"curve": curve, "accuracy": accuracy, "loss": loss}
+    return {"parameters": model.num_parameters(), "steps": point["steps"], **found}
 
 
 def main(seed: int) -> None:
@@ -114,15 +90,15 @@ def main(seed: int) -> None:
     test = programs(*size, test_rng(seed), clauses=True)
     models: dict[str, LanguageModel] = {}
     results: dict[str, Any] = {}
-    for name, mixer in MODELS.items():
+    for name, (mixer, changes) in MODELS.items():
         torch.manual_seed(seed)
-        models[name] = model = build(mixer)
+        point = CONFIG | {"seed": seed} | changes
+        models[name] = model = build(mixer, point, CONFIG["heads"])
         if name == "warm":
             model.start_from(models["transformer"])
-        point = {**CONFIG, "seed": seed, **changes(name)}
-        results[name] = trained(model, point, test)
+        results[name] = trained(model, point, (test.tokens, test.labels))
     record = {
-        "config": {**CONFIG, "seed": seed},
+        "config": CONFIG | {"seed": seed},
         "columns": ["step", "cpu seconds", "accuracy", "loss"],
         "rules": {rule: rule_accuracy(rule, *size, test_rng(seed)) for rule in RULES},
         "models": results,

@@ -43,7 +43,7 @@ STILL = """async (name) => {
 
 
 def names() -> list[str]:
-    """The figures: a script is one if it calls `figure` with its name."""
+    """List the figures: a script is one if it calls `figure` with its name."""
     return [
         path.stem
         for path in sorted(FIGURES.glob("*.js"))
@@ -56,8 +56,10 @@ def address(name: str) -> str:
 
 
 def stills(tab: Page, name: str) -> dict[str, str]:
-    """The picture and the words of a figure that has begun in `tab`, by name: its
-    first state, and those of its other steps."""
+    """Return picture and words of a figure that has begun in `tab`, by name.
+
+    Those of its first state come first, then those of its other steps.
+    """
     figure = tab.locator(f"#figure-{name}")
     if name == "shakespeare":
         figure.get_by_role("button", name="Start the model").click()

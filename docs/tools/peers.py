@@ -26,13 +26,10 @@ ROUNDS = 5
 Sides = dict[str, Callable[[], Any]]
 
 
-def leaves(*tensors: Tensor) -> list[Tensor]:
-    """Return tensors that want gradients."""
-    return [x.requires_grad_() for x in tensors]
-
-
-def both_ways(call: Callable[..., Tensor], inputs: list[Tensor]) -> Callable[[], Any]:
+def both_ways(call: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], Any]:
     """Return forward and backward of a call."""
+    for x in inputs:
+        x.requires_grad_()
     gradient = torch.ones_like(call(*inputs))
     return lambda: torch.autograd.grad(call(*inputs), inputs, gradient)
 
@@ -43,7 +40,7 @@ def gated_delta(batch: int, time: int, heads: int, width: int) -> Sides:
 
     row = (batch, time, heads, width)
     gates = torch.rand(row[:3]), -0.1 * torch.rand(row[:3])
-    inputs = leaves(*(torch.randn(row) for _ in range(3)), *gates)
+    inputs = *(torch.randn(row) for _ in range(3)), *gates
 
     def ours(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor) -> Tensor:
         q, k = l2_normalize(q), l2_normalize(k)
@@ -53,7 +50,7 @@ def gated_delta(batch: int, time: int, heads: int, width: int) -> Sides:
         chunks = peer.torch_chunk_gated_delta_rule
         return chunks(q, k, v, decay, beta, use_qk_l2norm_in_kernel=True)[0]
 
-    return {"fwlab": both_ways(ours, inputs), "peer": both_ways(theirs, inputs)}
+    return {"fwlab": both_ways(ours, *inputs), "peer": both_ways(theirs, *inputs)}
 
 
 def one_token(batch: int, heads: int, width: int) -> Sides:
@@ -82,9 +79,9 @@ def aft_full(time: int, width: int) -> Sides:
         weights, e = bias.exp().tril(), (k - k.amax(1, keepdim=True)).exp()
         return torch.sigmoid(q) * (weights @ (e * v)) / (weights @ e)
 
-    inputs = leaves(q, k, v, torch.randn(time, time))
+    inputs = q, k, v, torch.randn(time, time)
     ours: Any = ops.aft_full
-    return {"fwlab": both_ways(ours, inputs), "peer": both_ways(theirs, inputs)}
+    return {"fwlab": both_ways(ours, *inputs), "peer": both_ways(theirs, *inputs)}
 
 
 def normalised_sum(batch: int, time: int, heads: int, width: int) -> Sides:
@@ -101,15 +98,12 @@ def normalised_sum(batch: int, time: int, heads: int, width: int) -> Sides:
         return y[..., :-1] / y[..., -1:]
 
     ours = partial(ops.sum_rule, normalize=True)
-    inputs = leaves(F.elu(q) + 1, F.elu(k) + 1, v)
-    return {"fwlab": both_ways(ours, inputs), "peer": both_ways(theirs, inputs)}
+    inputs = F.elu(q) + 1, F.elu(k) + 1, v
+    return {"fwlab": both_ways(ours, *inputs), "peer": both_ways(theirs, *inputs)}
 
 
 class NanoGPT(nn.Module):
-    """A model of the form of nanoGPT, GPT-2 without biases, that also takes one token.
-
-    - `max_len`: the length of its position table and of its cache.
-    """
+    """GPT-2 without biases, as in nanoGPT, with a cache of `max_len` tokens."""
 
     def __init__(self, max_len: int = BLOCK) -> None:
         super().__init__()
@@ -186,9 +180,7 @@ COMPARISONS: tuple[tuple[Callable[..., Sides], tuple[Any, ...]], ...] = (
 def main() -> None:
     """Measure and print a row for each comparison."""
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads\n")
-    print(
-        f"{'work':15}{'sizes':18}{'ms':>9}{'peer':>9}{'ratio':>7}{'MiB':>8}{'peer':>8}"
-    )
+    print("work           sizes                    ms     peer  ratio     MiB    peer")
     for function, sizes in COMPARISONS:
         torch.manual_seed(0)
         row = f"{function.__name__:15}{', '.join(map(str, sizes)):18}"

@@ -1,4 +1,4 @@
-"""What the layer of Qwen3.5 returns, as transformers computes it, for notebook 16.
+"""What the layer of Qwen3.5 returns, as transformers computes it, for notebook 11.
 
     pip install transformers
     python docs/tools/qwen_layer.py
@@ -42,7 +42,7 @@ NAMES = {
 
 
 def outputs(seed: int, sizes: dict[str, Any]) -> Any:
-    """Those of the module, `[batch, time, d]`, as nested lists."""
+    """Return the module's outputs `[batch, time, d]` as nested lists."""
     given = drawn(Generator().manual_seed(seed), **sizes)
     heads, value = len(given["A_log"]), len(given["norm"])
     keys = (len(given["W_qkv"]) - heads * value) // 2
@@ -68,7 +68,7 @@ def outputs(seed: int, sizes: dict[str, Any]) -> Any:
 
 
 def made() -> dict[str, Any]:
-    """What is written."""
+    """Return the text of the file."""
     cases = {
         name: {"seed": seed, "sizes": sizes, "outputs": outputs(seed, sizes)}
         for seed, (name, sizes) in enumerate(CASES.items())

@@ -3,24 +3,29 @@
     python docs/tools/qwen_parts.py recall
     python docs/tools/qwen_parts.py shakespeare
 
-Each writes a table of `fwlab/data/results/qwen-parts.json`, which notebook 16 draws:
+Each writes a table of `fwlab/data/results/qwen-parts.json`, which notebook 11 prints:
 three seeds, a few minutes on one thread. Seeds may follow, as in `recall 4 5`.
 """
 
 import json
 import math
 import sys
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import LambdaLR
 
 from fwlab import ops
 from fwlab.data import corpus
 from fwlab.exercises.course.to_qwen import recall_text
 from fwlab.feature_maps import l2_normalize
+from fwlab.fit import answer_loss, fit
 from fwlab.provenance import provenance
 
 OUT = Path(__file__).parents[2] / "fwlab" / "data" / "results" / "qwen-parts.json"
@@ -80,37 +85,27 @@ class Delta(nn.Module):
 
 
 class Model(nn.Module):
-    """Blocks of the layer and an MLP."""
+    """Blocks of the layer and, where it is wanted, an MLP."""
 
     def __init__(
-        self,
-        tokens: int,
-        layers: int,
-        d: int,
-        heads: int,
-        width: int = 16,
-        mlp: bool = True,
-        without: str = "",
+        self, tokens: int, layers: int, d: int, heads: int, mlp: bool, without: str
     ):
         super().__init__()
         self.embed = nn.Embedding(tokens, d)
         nn.init.normal_(self.embed.weight, std=0.5)
-        self.mixers = nn.ModuleList(
-            Delta(d, heads, width, without) for _ in range(layers)
-        )
+        self.mixers = nn.ModuleList(Delta(d, heads, 16, without) for _ in range(layers))
         self.mlps = nn.ModuleList(
             nn.Sequential(nn.Linear(d, 2 * d), nn.GELU(), nn.Linear(2 * d, d))
-            for _ in range(layers)
-            if mlp
+            for _ in range(layers * mlp)
         )
-        self.head = nn.Linear(d, tokens, bias=True)
+        self.head = nn.Linear(d, tokens)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embed(tokens)
-        for i, mixer in enumerate(self.mixers):
+        for mixer, mlp in zip_longest(self.mixers, self.mlps):
             x = x + mixer(F.rms_norm(x, x.shape[-1:]))
-            if self.mlps:
-                x = x + self.mlps[i](F.rms_norm(x, x.shape[-1:]))
+            if mlp:
+                x = x + mlp(F.rms_norm(x, x.shape[-1:]))
         return self.head(F.rms_norm(x, x.shape[-1:]))
 
 
@@ -132,20 +127,19 @@ def text(length: int = 64, batch: int = 8) -> tuple[Any, Any, int]:
 def train(model: nn.Module, draw: Any, steps: int, seed: int, rate: float) -> None:
     """Adam, with a warm-up and a cosine."""
     generator = Generator().manual_seed(seed)
-    adam = torch.optim.AdamW(model.parameters(), rate, betas=(0.9, 0.98))
-    for step in range(steps):
-        now = min(1, step / 50) * (0.55 + 0.45 * math.cos(math.pi * step / steps))
-        adam.param_groups[0]["lr"] = rate * now
-        tokens, answers = draw(generator)
-        loss = F.cross_entropy(model(tokens).flatten(0, 1), answers.flatten())
-        adam.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        adam.step()
+
+    def factor(step: int) -> float:
+        return min(1, step / 50) * (0.55 + 0.45 * math.cos(math.pi * step / steps))
+
+    fit(
+        *(model, lambda step: draw(generator), answer_loss, steps, rate),
+        optimizer=partial(torch.optim.AdamW, betas=(0.9, 0.98)),
+        schedule=lambda optimizer, *_: LambdaLR(optimizer, factor),
+    )
 
 
 @torch.no_grad()
-def test(model: nn.Module, draw: Any, batches: int = 20) -> dict[str, float]:
+def test(model: nn.Module, draw: Any, batches: int) -> dict[str, float]:
     """Loss, and the share of right answers, on data of its own seed."""
     generator, losses, right = Generator().manual_seed(10**6), [], []
     for _ in range(batches):
@@ -153,33 +147,27 @@ def test(model: nn.Module, draw: Any, batches: int = 20) -> dict[str, float]:
         logits, asked = model(tokens), answers >= 0
         losses.append(F.cross_entropy(logits[asked], answers[asked]).item())
         right.append((logits.argmax(-1) == answers)[asked].float().mean().item())
-    return {"loss": sum(losses) / batches, "right": sum(right) / batches}
-
-
-def parts_of(name: str) -> tuple[dict[str, Any], dict[str, Any], Any, Any]:
-    """Sizes and steps; options by row; what draws for training; what tests."""
-    less = {label: {"without": part} for label, part in PARTS.items()}
-    if name == "recall":
-        sizes = {"tokens": 19, "layers": 1, "d": 32, "heads": 1, "mlp": False}
-        config = {"model": sizes, "steps": 300, "rate": 1e-2}
-        return config, less, recall_text, lambda model: test(model, recall_text)
-    first, rest, tokens = text()
-    sizes = {"tokens": tokens, "layers": 2, "d": 32, "heads": 2}
-    config = {"model": sizes, "steps": 200, "rate": 1e-2}
-    return config, less, first, lambda model: test(model, rest, 100)
+    found = {"loss": losses, "right": right}
+    return {name: round(fmean(each), 4) for name, each in found.items()}
 
 
 def main(name: str, seeds: list[int]) -> None:
     """Train and test every row, and add the runs to the file."""
     torch.set_num_threads(1)
-    config, rows, draw, measure = parts_of(name)
-    runs = []
+    if name == "recall":
+        sizes = {"tokens": 19, "layers": 1, "d": 32, "heads": 1, "mlp": False}
+        draw, unseen, steps, batches = recall_text, recall_text, 300, 20
+    else:
+        draw, unseen, tokens = text()
+        sizes = {"tokens": tokens, "layers": 2, "d": 32, "heads": 2, "mlp": True}
+        steps, batches = 200, 100
+    config, runs = {"model": sizes, "steps": steps, "rate": 1e-2}, []
     for seed in seeds:
-        for row, options in rows.items():
+        for row, part in PARTS.items():
             torch.manual_seed(seed)
-            model = Model(**(config["model"] | options))
-            train(model, draw, config["steps"], seed, config["rate"])
-            found = {key: round(value, 4) for key, value in measure(model).items()}
+            model = Model(**sizes, without=part)
+            train(model, draw, steps, seed, config["rate"])
+            found = test(model, unseen, batches)
             runs.append({"row": row, "seed": seed} | found)
             print(runs[-1], flush=True)
     known = json.loads(OUT.read_text()) if OUT.exists() else {}

@@ -1,56 +1,46 @@
 """Take a screenshot of every type of page of a built site.
 
-    python docs/tools/screenshots.py [SITE] [--out FOLDER] [PAGE ...]
+    python docs/tools/screenshots.py [SITE] [PAGE ...]
 
 Each page is taken in light, in dark, and at the width of a phone, down to
-a few screens. Without PAGE, the first two pages of each folder are taken.
+a few screens, into runs/screenshots. Without PAGE, the first two pages of each
+folder are taken.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
 from browser import OPTIONS, chromium, served
 from playwright.sync_api import sync_playwright
 
-LOOKS = {
-    "light": {"color_scheme": "light", "viewport": {"width": 1440, "height": 900}},
-    "dark": {"color_scheme": "dark", "viewport": {"width": 1440, "height": 900}},
-    "phone": {"color_scheme": "light", "viewport": {"width": 390, "height": 844}},
-}
-LONGEST = 4000  # pixels
+LOOKS = {"light": ("light", 1440), "dark": ("dark", 1440), "phone": ("light", 390)}
+OUT = Path("runs/screenshots")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("site", nargs="?", type=Path, default=Path("site"))
-    parser.add_argument("pages", nargs="*")
-    parser.add_argument("--out", type=Path, default=Path("runs/screenshots"))
-    given = parser.parse_args()
+def main(site: Path, pages: list[str]) -> None:
     path = chromium() or sys.exit("there is no Chromium here")
     folders: dict[Path, list[str]] = {}
-    for page in sorted(given.site.rglob("*.html")):
-        name = page.relative_to(given.site).as_posix()
+    for page in sorted(site.rglob("*.html")):
+        name = page.relative_to(site).as_posix()
         folders.setdefault(page.parent, []).append(name)
-    pages = given.pages or [name for names in folders.values() for name in names[:2]]
-    given.out.mkdir(parents=True, exist_ok=True)
-    with served(given.site.resolve()) as base, sync_playwright() as playwright:
+    pages = pages or [name for names in folders.values() for name in names[:2]]
+    with served(site.resolve()) as base, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=OPTIONS)
-        for look, options in LOOKS.items():
-            tab = browser.new_context(**options).new_page()
+        for look, (scheme, width) in LOOKS.items():
+            size = {"width": width, "height": 900}
+            tab = browser.new_context(color_scheme=scheme, viewport=size).new_page()
             for page in pages:
                 tab.goto(base + page)
-                height = min(
-                    tab.evaluate("document.documentElement.scrollHeight"), LONGEST
-                )
-                width = options["viewport"]["width"]
+                height = tab.evaluate("document.documentElement.scrollHeight")
                 name = page.removesuffix(".html").replace("/", "-")
-                tab.set_viewport_size({"width": width, "height": height})
-                tab.evaluate("scrollTo(0, 0)")
-                tab.screenshot(path=given.out / f"{name}-{look}.png")
-                tab.set_viewport_size(options["viewport"])
-    print(f"{len(pages) * len(LOOKS)} pictures in {given.out}")
+                tab.screenshot(
+                    path=OUT / f"{name}-{look}.png",
+                    full_page=True,
+                    clip={"x": 0, "y": 0, "width": width, "height": min(height, 4000)},
+                )
+    print(f"{len(pages) * len(LOOKS)} pictures in {OUT}")
 
 
 if __name__ == "__main__":
-    main()
+    site, *pages = sys.argv[1:] or ["site"]
+    main(Path(site), pages)

@@ -64,7 +64,7 @@ def programs(
     rng: random.Random,
     clauses: bool = False,
 ) -> Programs:
-    """Draw programs of the algorithmic task of Fan et al. 2020: what is printed?
+    """Draw programs of the algorithmic task of Fan et al. 2020, and what they print.
 
     A variable is set once, to a value from 1 to 10, and then goes up and
     down by 1 within this range. A statement may have a condition, which

@@ -36,7 +36,7 @@ class Vocabulary:
 
     @property
     def start(self) -> str:
-        """The default prompt: a line break, or the first character without one."""
+        """Return the default prompt: a line break, or the first character without one."""
         return "\n"
 
     def encode(self, text: str) -> Tensor:

@@ -14,11 +14,13 @@ solution("delta_step") # one way to write it, ready to paste
 """
 
 from fwlab.exercises.answers import Wrong, ask, compare, compare_gradients
+from fwlab.exercises.blackboard import from_editor
 from fwlab.exercises.checking import (
     assert_correct,
     check,
     golf,
     hint,
+    mine,
     show,
     solution,
     yours_or,
@@ -57,8 +59,10 @@ __all__ = [
     "eight_pairs",
     "exactly",
     "exercise",
+    "from_editor",
     "golf",
     "hint",
+    "mine",
     "predict",
     "predictions",
     "quiz",

@@ -320,8 +320,9 @@ def raised(answer: Answer, error: BaseException) -> str:
 
 
 def described(error: BaseException) -> str:
-    """Return the type of an error, and the first line of its message, which the
-    learner's own class may make long, or fail to make.
+    """Return the type of an error and the first line of its message.
+
+    The learner's own class may make the message long, or fail to make it.
     """
     try:
         reason = str(error).strip().splitlines() or ["no message"]
@@ -401,8 +402,10 @@ def _plain(result: Any) -> Any:
 def _check(
     name: str, part: Any, target: Tensor, case: str, one: bool, floats: bool
 ) -> None:
-    """Raise `Wrong` unless a part of the result has the kind, shape and dtype of
-    the target. Without `floats` among the arguments, any of them will do.
+    """Raise `Wrong` unless a part of the result is like the target.
+
+    It needs the same kind, shape and dtype; without `floats` among the arguments, any
+    floating dtype will do.
     """
     if not isinstance(part, Tensor):
         kind = type(part).__name__

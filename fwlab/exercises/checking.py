@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from torch import Generator, Tensor
 
 from fwlab import plots
-from fwlab.exercises import progress
+from fwlab.exercises import lab, progress
 from fwlab.exercises.answers import (
     Answer,
     Call,
@@ -68,6 +68,12 @@ def check(answer: Any, name: str | None = None) -> bool:
         f"{exercise.name}: "
         + ("all right." if right else f'not yet. Try hint("{exercise.name}").')
     )
+    if (
+        right
+        and not _ours(exercise, answer)
+        and (kept := lab.keep(exercise.name, answer))
+    ):
+        print(kept)
     return right
 
 
@@ -197,6 +203,19 @@ def yours_or(answer: Any, name: str | None = None) -> Callable[..., Any]:
     return answer if right else exercise.reference
 
 
+def mine(*names: str) -> Any:
+    """Take your functions from my_lab.py, and fwlab's where none of yours is right.
+
+    Prints which of them, as `yours_or` does.
+
+    - `names`: exercises that `check` found right in an earlier notebook.
+    - Returns the function, or several in a list.
+    """
+    kept = lab.load()
+    found = [yours_or(getattr(kept, name, None), name) for name in names]
+    return found if len(names) > 1 else found[0]
+
+
 def golf(answer: Any, name: str) -> bool:
     """Check an answer, and count its lines.
 
@@ -230,8 +249,10 @@ def lines_of(function: Any) -> int:
 
 
 class _Verdict(NamedTuple):
-    """The sentence of a property, and what is wrong ("" = nothing); then what is wrong
-    with a well-known mistake if it is one, or else the smallest numbers that show it.
+    """The sentence of a property, and what is wrong; "" = nothing.
+
+    - `misconception`, `case`: what is wrong with a well-known mistake, if it is one;
+      or else the smallest numbers that show it.
     """
 
     sentence: str
@@ -241,12 +262,12 @@ class _Verdict(NamedTuple):
 
     @property
     def lines(self) -> list[str]:
-        """The lines that `check` prints below the sentence."""
+        """Return the lines that `check` prints below the sentence."""
         return [x for x in (self.misconception, self.wrong, self.case) if x]
 
     @property
     def why(self) -> str:
-        """The whole explanation, if something is wrong."""
+        """Explain what is wrong, if something is."""
         return " ".join(filter(None, (f"{self.sentence}?", *self.lines)))
 
 
@@ -268,7 +289,7 @@ def _heard(exercise: Exercise, answer: Answer) -> Iterator[_Verdict]:
 
 
 def _ours(exercise: Exercise, answer: Answer) -> bool:
-    """Tell whether an answer is a function of the package."""
+    """Say whether an answer is a function of the package."""
     module = getattr(answer, "__module__", None) or ""
     return answer is exercise.reference or module.partition(".")[0] == "fwlab"
 
@@ -459,8 +480,9 @@ def _counterexample(exercise: Exercise, answer: Answer) -> str:
 
 
 def _first_step(exercise: Exercise, answer: Answer, given: dict[str, Any]) -> str:
-    """Find the first step of the solution that the answer has by name, but whose numbers
-    it has nowhere, not even with the other sign; "" = there is none.
+    """Find the first wrong step: the answer has its name, but its numbers nowhere.
+
+    Numbers with the other sign count as had; "" = there is no such step.
     """
     yours, right = (_variables(f, given) for f in (answer, exercise.reference))
     numbers = [x for x in yours.values() if isinstance(x, Tensor)]
@@ -575,7 +597,7 @@ def _stop(thread: threading.Thread, answer: Answer) -> str:
 
 
 def _debugged() -> bool:
-    """Tell whether somebody may stand at a breakpoint."""
+    """Say whether a debugger may be at a breakpoint."""
     monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
     return sys.gettrace() is not None or bool(
         monitoring and monitoring.get_tool(monitoring.DEBUGGER_ID)

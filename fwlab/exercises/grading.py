@@ -74,8 +74,7 @@ def read(notebook: Path) -> Submission:
 
 
 def exercises_of(handout: Path) -> list[str]:
-    """Return the exercises of a notebook that was handed out: those that it lists, or
-    else those that its cells check.
+    """Return the exercises that a handed-out notebook lists, or else checks.
 
     - Raises `ValueError` if the file is no notebook, or has no exercise.
     """
@@ -88,7 +87,7 @@ def exercises_of(handout: Path) -> list[str]:
 
 
 def asked(cells: list[str]) -> list[str]:
-    """List the exercises that cells check, in order, as far as their lines show it."""
+    """List the exercises that the lines of cells check, in order."""
     names: dict[str, None] = {}
     calls = r"^[^#\n]*\b(?:check|golf)\((.*)\)"
     for given in re.findall(calls, "\n".join(cells), re.MULTILINE):
@@ -299,8 +298,10 @@ def _kill(kernel: "subprocess.Popen[bytes]") -> None:
 
 @cache
 def _bubblewrap() -> tuple[str, ...]:
-    """Make the command that shows a kernel no files but the system's and Python's, no
-    network and no other processes; () = it is not installed, or does not work.
+    """Make the command that shuts a kernel in; () = it is missing, or does not work.
+
+    The kernel then sees no files but the system's and Python's, no network and no
+    other processes.
     """
     python = (sys.prefix, sys.base_prefix, Path(sys.executable).resolve().parents[1])
     seen = map(str, (*SEEN, *python, *_path()[1:], Path(__file__).parents[1]))
@@ -320,15 +321,16 @@ def _bubblewrap() -> tuple[str, ...]:
 
 
 def _environment(home: str) -> dict[str, str]:
-    """Return what a notebook sees of the environment: nothing that is secret."""
+    """Return the environment variables that a notebook may see: none is secret."""
     passed = {name: os.environ[name] for name in PASSED if name in os.environ}
     places = dict.fromkeys(("HOME", "USERPROFILE", "TMPDIR", "TEMP"), home)
     return passed | places | {"PYTHONPATH": os.pathsep.join(_path())}
 
 
 def _path() -> list[str]:
-    """Return where a kernel finds modules: fwlab, and packages; but not those in the folder
-    in which this runs, beside what others have handed in.
+    """Return where a kernel finds modules: fwlab, and packages.
+
+    It finds none in the folder in which this runs, beside what others have handed in.
     """
     root = str(Path(__file__).parents[2])
     others = [path for path in sys.path if path not in ("", os.getcwd(), root)]

@@ -103,7 +103,7 @@ class Exercise:
 
     @property
     def signature(self) -> str:
-        """The code that a learner starts from."""
+        """Return the code that a learner starts from."""
         if self.start:
             return self.start
         parameters = inspect.signature(self.reference).parameters.values()
@@ -122,7 +122,7 @@ class Exercise:
 
     @property
     def misconceptions(self) -> list[tuple[str, "Misconception"]]:
-        """The functions that many write instead, each after what is wrong with it."""
+        """Return the functions that many write instead, each after what is wrong with it."""
         return [
             (text, function)
             for each in self.properties
@@ -219,7 +219,7 @@ class Misconception:
 
     @property
     def source(self) -> str:
-        """Its code: a changed solution, or an expression."""
+        """Return its code: a changed solution, or an expression."""
         name = self._function.__name__
         if self.line.startswith("start:"):
             edits = self.line.removeprefix("start:").strip()

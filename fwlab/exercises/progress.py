@@ -64,7 +64,7 @@ def read(file: Path) -> dict[str, bool]:
 
 
 def overview(known: dict[str, bool]) -> str:
-    """All exercises, derivations and questions by notebook, and which are done.
+    """List all exercises, derivations and questions by notebook, and which are done.
 
     - `known`: what was right and what was not, by name.
     """

@@ -98,7 +98,7 @@ class Checks:
     def gradient(
         self, size: Any = (), *, draw: Draw | None = None, of: Part | None = None
     ) -> Holds:
-        """Each tensor among the arguments gets the gradient that the reference gives it.
+        """Compare the gradient of each tensor among the arguments with the reference's.
 
         - `of`: the part of the result to differentiate; None = all of it.
         """

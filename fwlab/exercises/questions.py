@@ -103,7 +103,7 @@ class Question:
 
     @property
     def answer(self) -> str:
-        """The truth as a reader sees it: three digits of a fraction."""
+        """Write the truth as a reader sees it: three digits of a fraction."""
         if isinstance(self.truth, str):
             return self.truth
         whole = math.isfinite(self.truth) and self.truth == round(self.truth)
@@ -252,8 +252,9 @@ def _counterexample(derivation: Question, letter: str, expression: Any) -> str:
 
 
 def _drawn(derivation: Question, seed: int) -> dict[str, Tensor]:
-    """Draw a value for each symbol with a shape: from 0 to 1 if it is a number, and
-    from 2 to 8 if it is a count.
+    """Draw a value for each symbol with a shape.
+
+    It is from 0 to 1 if it is a number, and from 2 to 8 if it is a count.
     """
     generator = Generator().manual_seed(seed)
     drawn = {}

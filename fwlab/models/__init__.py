@@ -1,6 +1,4 @@
-"""Models built of layers: a language model and an encoder-decoder;
-and published models in the form of the first.
-"""
+"""A language model, an encoder-decoder, and published models in the first's form."""
 
 from fwlab.models.checkpoints import load
 from fwlab.models.encoder_decoder import EncoderDecoder

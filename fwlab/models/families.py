@@ -264,7 +264,7 @@ def _family(
 def _pieces(
     there: str, here: str, names: dict[str, str], heads: int = 1
 ) -> list[Piece]:
-    """Make pieces of names, after what all of them begin with in both models."""
+    """Pair published names with ours, each behind the prefix of its model."""
 
     def full(before: str, names: str) -> tuple[str, ...]:
         bare = ("A_log", "dt_bias", "log_rate", ".bias")

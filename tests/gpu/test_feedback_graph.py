@@ -20,7 +20,7 @@ forms = pytest.mark.parametrize("shared", [0, 1], ids=["separate", "shared"])
 
 
 def make(time, *, shared=0, past=0, seed=0, device="cuda"):
-    """A problem on the GPU, and a state with a mask, or None."""
+    """Make a problem on the GPU, and a state with a mask, or None."""
     sizes = f"{SIZES} time={time} window={past} fewer={shared} seed={seed}"
     p = problem(sizes, state=int(past > 0), device=device)
     if not past:
@@ -35,7 +35,7 @@ def run(p, state=None, **options):
 
 
 def outcome(p, state=None):
-    """Outputs, final state and every gradient."""
+    """Compute outputs, final state and every gradient."""
     y, after = run(p, state, return_state=True)
     results = [y, *parts(after)]
     leaves = [x for x in (*p.x.values(), *parts(state)) if x.requires_grad]

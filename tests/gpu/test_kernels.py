@@ -50,7 +50,7 @@ LARGE = [
 
 @pytest.fixture(autouse=True)
 def poison():
-    """New memory holds NaN: what a kernel does not write shows."""
+    """Fill new memory with NaN: what a kernel does not write shows."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)

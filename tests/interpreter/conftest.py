@@ -13,7 +13,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def poison():
-    """New memory holds NaN: what a kernel does not write shows."""
+    """Fill new memory with NaN: what a kernel does not write shows."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)

@@ -25,7 +25,7 @@ def drawn(kind="", time=5, **options):
 
 
 def outcome(p, state):
-    """Outputs, states and gradients."""
+    """Compute outputs, states and gradients."""
     y, after = call(p, state=state, return_state=True, implementation="triton")
     leaves = [x for x in (*p.x.values(), *parts(state)) if x.requires_grad]
     gradients = torch.autograd.grad(weighted(y, *parts(after)), leaves)

@@ -75,7 +75,7 @@ TARGETS = [(name, target) for name, case in CASES.items() for target in case[-1]
 
 
 def meta(*shape: int, dtype: torch.dtype = FP32) -> torch.Tensor:
-    """A tensor without data that requires a gradient."""
+    """Make a tensor without data that requires a gradient."""
     return torch.empty(*shape, dtype=dtype, device="meta", requires_grad=True)
 
 
@@ -106,14 +106,14 @@ def call(name: str) -> torch.Tensor:
 
 
 def launches(name: str, capability: tuple[int, int]) -> list[Launch]:
-    """The launches of forward and backward of a case on such a GPU."""
+    """List the launches of forward and backward of a case on such a GPU."""
     with recording(capability) as recorded:
         call(name).sum().backward()
     return recorded
 
 
 def build(launch: Launch, capability: tuple[int, int]) -> Any:
-    """The kernel of a launch, compiled for that compute capability."""
+    """Compile the kernel of a launch for that compute capability."""
     kernel = launch.kernel
     given = dict(zip(kernel.arg_names, launch.arguments, strict=False))
     given |= launch.constants
@@ -178,7 +178,7 @@ def uses(name: str, capability: tuple[int, int]) -> dict[str, dict[str, int]]:
 
 
 def versions() -> dict[str, str]:
-    """The releases that compile: of Triton, and of ptxas for each GPU."""
+    """Return the releases that compile: of Triton, and of ptxas for each GPU."""
     found = {"ptxas, sm_{}{}".format(*target): choose_ptxas(target) for target in ALL}
     return {"triton": triton.__version__, **found}
 

@@ -39,7 +39,7 @@ def replace():
     theirs = {}
 
     def parts(x, dim):
-        """The later terms along a dimension, and the earlier ones."""
+        """Return the later terms along a dimension, and the earlier ones."""
         terms = x.shape[dim]
         at = min(terms, max(1, terms // 4 + int(SEED) % max(1, terms // 2)))
         earlier, later = x.split_with_sizes((at, terms - at), dim)
@@ -90,7 +90,7 @@ def replace():
         return dtype.is_floating_point or dtype.is_complex
 
     def taken(a, b, dim):
-        """Whether there are terms to put in another order."""
+        """Say whether there are terms to put in another order."""
         terms = a.shape[-1]
         same = a.dtype == b.dtype and terms == b.shape[dim]
         return same and inexact(a.dtype) and terms > 1
@@ -101,7 +101,7 @@ def replace():
         return zip(parts(a, -1), parts(b, dim), strict=True)
 
     def product(name, added, dim):
-        """A product (mm), and the one that adds (addmm)."""
+        """Replace the kernels of a product (mm), and of the one that adds (addmm)."""
 
         def add(out, a, b, *, beta=1, alpha=1):
             if out.dtype != a.dtype or not taken(a, b, dim):

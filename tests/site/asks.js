@@ -150,34 +150,6 @@ const EDGES = () => {
   return found;
 };
 
-// The same of text with formulas: wider than 80 letters of average width.
-const WIDE = () => {
-  const sample = "You write pairs into a matrix, read them back, and correct what it holds.";
-  const pen = document.createElement("canvas").getContext("2d");
-  const found = [];
-  for (const block of document.querySelectorAll("article :is(p, li, dd, td):not(.fw-picture p)")) {
-    if (block.querySelector(":is(p, li, table)") || !block.querySelector(".katex")) continue;
-    const { fontFamily, fontSize } = getComputedStyle(block);
-    pen.font = `${fontSize} ${fontFamily}`;
-    const [left, right] = [[], []];
-    const walk = document.createTreeWalker(block, NodeFilter.SHOW_TEXT);
-    const range = document.createRange();
-    while (walk.nextNode()) {
-      const skip = ".katex-display, .katex-mathml, .highlight, pre, svg, script, style";
-      if (walk.currentNode.parentElement.closest(skip)) continue;
-      range.selectNodeContents(walk.currentNode);
-      for (const box of range.getClientRects()) {
-        left.push(box.left);
-        right.push(box.right);
-      }
-    }
-    const letters = (Math.max(...right) - Math.min(...left)) /
-      (pen.measureText(sample).width / sample.length);
-    if (letters > 80) found.push(`${letters} letters: ${block.textContent.slice(0, 80)}`);
-  }
-  return found;
-};
-
 // Tables of which something is cut, or that take words out of a reader's sight.
 const CUT_CELLS = () => {
   const folds = [...document.querySelectorAll("details:not([open])")];

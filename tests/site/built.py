@@ -1,5 +1,7 @@
-"""The built site, for all its tests: not in a conftest.py, of which there are
-several, so that nobody can tell which of them an import finds.
+"""The built site, for all its tests.
+
+Not in a conftest.py, of which there are several, so that nobody can tell which of
+them an import finds.
 """
 
 import os
@@ -27,9 +29,6 @@ SETTINGS = yaml_load((ROOT / "mkdocs.yml").read_text("utf-8"))
 )
 #: Milliseconds to wait for what a page does at once on a quiet machine.
 PATIENCE = 120_000
-#: Processor time that building the site took, in seconds, if it was built
-#: here: what the clock shows on a machine that does nothing else.
-BUILD: list[float] = []
 #: The expressions of `asks.js` by name, without the comments between them.
 _, *NAMED = re.split(
     r"^const (\w+) = ",
@@ -45,7 +44,7 @@ asks = SimpleNamespace(
 
 
 def some(all_, *usual: str) -> list:
-    """What is tested each time; the others come with `make test-all`."""
+    """Mark what is tested each time; the others come with `make test-all`."""
     assert {*usual} <= {*all_}
     slow = pytest.mark.slow
     return [each if each in usual else pytest.param(each, marks=slow) for each in all_]

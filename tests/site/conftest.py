@@ -8,7 +8,6 @@ while a page is being made.
 
 import os
 import re
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -16,13 +15,13 @@ from pathlib import Path
 import pytest
 from _pytest.runner import runtestprotocol
 from browser import OPTIONS, chromium, served
-from built import BUILD, MOVED, ROOT, Page
+from built import MOVED, ROOT, Page
 from figure import fresh, look, tabs, watched  # noqa: F401
 
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory) -> Path:
-    """The folder of the built site."""
+    """Return the folder of the built site."""
     if built := os.environ.get("FWLAB_SITE"):
         return Path(built).resolve()
     fetch = [sys.executable, str(ROOT / "docs" / "tools" / "npm.py")]
@@ -34,7 +33,6 @@ def site(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     # Not with --quiet, which hides warnings from --strict.
     build = ["mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    begin = _children()
     done = subprocess.run(
         [sys.executable, "-m", *build],
         cwd=ROOT,
@@ -42,21 +40,15 @@ def site(tmp_path_factory) -> Path:
         capture_output=True,
         encoding="utf-8",
     )
-    BUILD.append(_children() - begin)
     said = [line for line in done.stderr.splitlines() if "INFO" not in line]
     if done.returncode:
         pytest.fail("\n".join(["mkdocs build --strict:", *said]), pytrace=False)
     return folder
 
 
-def _children() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
 @pytest.fixture(scope="session")
 def pages(site) -> dict[str, Page]:
-    """All but 404.html, which stands alone, and those that lead to a new place."""
+    """Return all but 404.html, which stands alone, and those that lead to a new place."""
     names = (path.relative_to(site).as_posix() for path in site.rglob("*.html"))
     return {name: Page(site / name) for name in sorted({*names} - {"404.html", *MOVED})}
 
@@ -115,7 +107,7 @@ def pytest_runtest_makereport(item, call):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item, nextitem):
-    """A browser that crashed says nothing of the site: once more, in another one.
+    """Repeat a test whose browser crashed: that says nothing of the site.
 
     Only then: what fails for any other reason has failed.
     """

@@ -36,7 +36,7 @@ def number(text: str) -> float:
 
 
 def parted(still: str) -> tuple[list[str], list[str], list]:
-    """Its marks and texts, its numbers, and pixels of its images, from 0 to 255."""
+    """Return its marks and texts, numbers, and pixels of its images, from 0 to 255."""
     data = r"data:image/png;base64,([\w+/=]+)"
     images = [
         255 * imread(BytesIO(b64decode(coded))) for coded in re.findall(data, still)
@@ -46,15 +46,17 @@ def parted(still: str) -> tuple[list[str], list[str], list]:
 
 
 def near(one: str, other: str) -> bool:
-    """The same number, or the next one of as many decimals: processors round `exp`
-    differently, and what is shown may be on the edge between two."""
+    """Say whether numbers are the same, or neighbours of as many decimals.
+
+    Processors round `exp` differently, and what is shown may be on the edge.
+    """
     decimals = max(len(x.partition(".")[2]) for x in (one, other))
     off = abs(number(one) - number(other))
     return off < 1.1 * 10**-decimals if decimals else one == other
 
 
 def of_figure(name: str) -> str:
-    """The rules of accessibility for a figure alone: its page keeps them anyway."""
+    """Return the rules of accessibility for a figure alone."""
     whole = "axe.run(document"
     assert asks.RULES.count(whole) == 1, "the rules of accessibility run in another way"
     return asks.RULES.replace(whole, f"axe.run('#figure-{name}'")
@@ -72,8 +74,10 @@ class Figure:
     # What it shows
 
     def ask(self, expression: str, given=None):
-        """The value of an expression in JavaScript, of its `root` and what is
-        `given`: many questions in one are much cheaper than one by one."""
+        """Return the value of an expression in JavaScript of its `root` and `given`.
+
+        Many questions in one are much cheaper than one by one.
+        """
         ask = f"(root, given) => {{ {SHORT} return {expression}; }}"
         return self.root.evaluate(ask, given)
 
@@ -93,7 +97,7 @@ class Figure:
         return self.tab.evaluate("document.activeElement.textContent")
 
     def fetched(self) -> list[str]:
-        """The files of weights that its page has asked for."""
+        """List the files of weights that its page has fetched."""
         entries = "performance.getEntriesByType('resource').map((e) => e.name)"
         names = [n for n in self.tab.evaluate(entries) if n.endswith(".safetensors")]
         return [name.partition("figures/")[2] for name in names]
@@ -118,7 +122,7 @@ class Figure:
         self.slider(label).fill(str(value))
 
     def sweep(self, label: str, values: Iterable, expression: str = "state()") -> list:
-        """What it shows with the slider at each of the values, in one go."""
+        """Return what it shows with the slider at each of the values, in one go."""
         move = f"""(input, given) => {{
           const root = input.closest("[id^=figure-]");
           {SHORT}
@@ -162,7 +166,7 @@ class Figure:
         self.until(f"words().includes({json.dumps(text)})")
 
     def starter(self):
-        """What fetches the model; at home, the change that is one press away."""
+        """Return what fetches the model; at home, the change that is one press away."""
         if self.name == "live":
             return self.css("button").first
         return self.role("button", name="Start the model")
@@ -177,9 +181,10 @@ class Figure:
 
 
 def watched(browser, base: str, seen: list[str], **options):
-    """A context whose tabs complain into `seen`: also if they ask anybody but
-    `base`, whom OPTIONS let no page find. No route is set, since a browser keeps
-    neither files nor compiled scripts beside one.
+    """Open a context whose tabs complain into `seen`.
+
+    Also if they ask anybody but `base`, whom OPTIONS let no page find. No route is set,
+    since a browser keeps neither files nor compiled scripts beside one.
     """
     context = browser.new_context(**options)
     context.set_default_timeout(PATIENCE)
@@ -200,8 +205,9 @@ def watched(browser, base: str, seen: list[str], **options):
 
 
 class Tabs:
-    """The tabs that are open, and what they complain about. Another page in one of
-    them is half the cost of a page in a new one.
+    """The tabs that are open, and what they complain about.
+
+    Another page in one of them is half the cost of a page in a new one.
     """
 
     #: This many at a time: each takes memory.
@@ -213,8 +219,9 @@ class Tabs:
         self.seen: list[str] = []
 
     def kept(self, key, base: str, motion: str, scheme: str, **options):
-        """The tab of this key, or an empty one; and whether it is that. With the key
-        None, nobody else gets it.
+        """Return the tab of this key, or an empty one; and whether it is that.
+
+        With the key None, nobody else gets it.
         """
         tab = self.tabs.pop(key, None)
         new = tab is None or tab.is_closed()
@@ -240,8 +247,9 @@ class Tabs:
         touch: bool = False,
         timed: bool = False,
     ) -> Figure:
-        """The figure as it begins; `timed`: where time stands still until a test
-        advances it.
+        """Return the figure as it begins.
+
+        - `timed`: time stands still until a test advances it.
         """
         page = page_of(name)
         key = page, touch, timed
@@ -265,7 +273,7 @@ class Tabs:
         return Figure(tab, name)
 
     def leave(self, tab):
-        """Nothing of a page stays but what the browser has of its files."""
+        """Forget all of a page but what the browser has of its files."""
         if tab not in self.tabs.values():  # of one test, or crashed
             return tab.context.close()
         tab.unroute_all()
@@ -286,7 +294,7 @@ def tabs(browser, address):
 
 @pytest.fixture
 def fresh(tabs):
-    """A figure as it begins; complains at the end of a test about all it saw."""
+    """Open a figure as it begins; complain at the end of a test about all it saw."""
     yield tabs.fresh
     seen = tabs.seen.copy()
     tabs.seen.clear()
@@ -295,7 +303,7 @@ def fresh(tabs):
 
 @pytest.fixture
 def look(tabs, address):
-    """Opens pages; complains at the end of each test about all it saw."""
+    """Open pages; complain at the end of each test about all it saw."""
     opened = []
 
     def look(
@@ -308,8 +316,9 @@ def look(tabs, address):
         alone: bool = False,
         **options,
     ):
-        """A tab with a page of the site, or of a copy at `base`; `alone`: one that
-        no other test has, for scripts that stay in it.
+        """Open a tab with a page of the site, or of a copy at `base`.
+
+        - `alone`: no other test has it, for scripts that stay in it.
         """
         key = None if alone else (len(opened), base, *sorted(options.items()))
         tab, _ = tabs.kept(key, base, motion, scheme, **options)

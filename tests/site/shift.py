@@ -18,7 +18,7 @@ new PerformanceObserver((list) => {
 
 
 def cumulative(shifts: list[tuple[float, float]]) -> float:
-    """The largest sum within 5 s that has no pause of 1 s, as browsers count it."""
+    """Return the largest sum within 5 s without a pause of 1 s, as browsers count it."""
     most = total = 0.0
     begin = last = float("-inf")
     for at, value in shifts:
@@ -30,7 +30,7 @@ def cumulative(shifts: list[tuple[float, float]]) -> float:
 
 
 def shift(context: BrowserContext, url: str, slower: int = 4) -> float:
-    """The cumulative layout shift of a page in a new tab, which is closed.
+    """Measure the cumulative layout shift of a page in a new tab, which is closed.
 
     Raises FileNotFoundError if there is no such page: an error page does not move.
     """

@@ -1,8 +1,10 @@
 """Annotated source: nothing lost, aligned by equation, everything linked."""
 
+import json
 import re
 import sys
 from html import unescape
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from bs4 import BeautifulSoup
@@ -103,6 +105,20 @@ def test_numbers_and_names_are_links(site):
     assert re.search(r'<a class="eq" href="\w+.html#eq-d3">', kernels)
 
 
+def test_steps_open_in_the_rule_editor(site):
+    """Beside the loop of each of the ten rules, with its text; nowhere else."""
+    rules = json.loads((ROOT / "docs/figures/rules.json").read_text("utf-8"))
+    texts = {f"annotated/{rule['page']}": rule["text"] for rule in rules}
+    for name in PAGES:
+        page = BeautifulSoup((site / f"{name}.html").read_text("utf-8"), "html.parser")
+        links = page.select('.note a[href*="figures/write.html#"]')
+        held = [parse_qs(urlsplit(link["href"]).fragment)["rule"] for link in links]
+        assert held == ([[texts[name]]] if name in texts else []), name
+        assert all(
+            link.find_parent(class_="note").select("#naive-loop") for link in links
+        )
+
+
 def test_the_list_of_equations_shows_formulas(site):
     """Of all that a notebook or the package states; and the section that does."""
     html = (site / "annotated" / "equations.html").read_text("utf-8")
@@ -129,7 +145,7 @@ def lit(tab) -> set[str]:
 
 
 def shown(tab) -> list[str]:
-    """The versions that are visible, from left to right."""
+    """Return the versions that are visible, from left to right."""
     return tab.evaluate(
         """[...document.querySelectorAll(".part")].filter((e) => e.checkVisibility())
           .map((e) => [e.getBoundingClientRect().x, e.closest('.column').classList[1]])

@@ -30,7 +30,7 @@ def shown(site) -> dict[str, Shown]:
 
 
 def places(p: Public) -> set[str]:
-    """The headings under which a reader finds a name.
+    """Return the headings under which a reader finds a name.
 
     A function that is named as its module stands under its full name; a
     method also under the public class that it is inherited from.

@@ -3,6 +3,7 @@
 import json
 import re
 import tomllib
+from copy import deepcopy
 from itertools import pairwise
 from urllib.parse import parse_qs, urlencode
 
@@ -115,7 +116,8 @@ def test_plot_lies_under_the_slider(fresh, width):
 def test_the_race_plays_and_can_be_paused(fresh):
     figure = fresh("chunks", timed=True)
     slider, clock = figure.slider("Tick"), figure.tab.clock
-    slider.press("Home")  # whether it has begun by itself, or not yet
+    for key in ("ArrowRight", "Home"):  # whether it has begun by itself, or not yet
+        slider.press(key)
     figure.press("Play")
     clock.run_for(5 * 300)
     assert figure.state()["running"] and figure.state()["tick"] == 5
@@ -132,8 +134,10 @@ def test_the_race_plays_and_can_be_paused(fresh):
 
 
 def test_each_tick_is_another_picture(fresh):
-    """There and back, also of the backward pass; where only the loop goes on, one
-    press takes it to its end."""
+    """Step there and back, also through the backward pass.
+
+    Where only the loop goes on, one press takes it to its end.
+    """
     figure = fresh("chunks", motion="reduce")
     figure.css("summary").click()
     figure.until("root.querySelector('input').max > 24")
@@ -278,52 +282,84 @@ def fill(figure, typed: dict[str, str]):
 
 
 def pick(figure, name: str):
-    figure.role("combobox", name="Puzzle").select_option(name)
+    title = tomllib.loads((FIGURES / "puzzles.toml").read_text("utf-8"))[name]["title"]
+    figure.role("button", name=title).click()
 
 
 def test_a_puzzle_is_solved_by_hand(puzzles):
     """Blank, wrong, right; and it is kept."""
     pick(puzzles, "swap")
     assert puzzles.words() == "Still blank: a=, b=, swap, a?, b?."
-    fill(puzzles, {"a=: key": "1 0", "a=: value": "x", "b=: key": "0 1"})
-    fill(puzzles, {"b=: value": "x", "a?: query": "1 0", "b?: query": "0, 1"})
-    fill(puzzles, {"swap: key": "1 −1", "swap: β": "1/2"})
+    fill(puzzles, {"a=: key": "1 0", "a=: value": "x"})
+    # The matrix and what is read, before all rows are there.
+    tape = ".fw-tape > div:first-child i"
+    assert puzzles.texts(tape) == ["3", "0", "1", "0"]
+    fill(puzzles, {"b=: key": "0 1", "b=: value": "x", "a?: query": "1 0"})
+    assert puzzles.texts(".fw-tape em") == ["3,1", "→ 3,1"]
+    fill(puzzles, {"b?: query": "0, 1", "swap: key": "1 −1", "swap: β": "1/2"})
     assert puzzles.texts(".fw-tape em") == ["✗ 3.5,1.5,\nexpected 4,2"]
     fill(puzzles, {"swap: β": ""})
     assert puzzles.words().startswith("✓ Right in all 8 sequences: 1 step × 2 columns")
     assert puzzles.state()["solved"] == ["keep", "swap"]
+    assert puzzles.role("button", name="10 ★ Swap two").count() == 1
     puzzles.tab.reload()
     pick(puzzles, "swap")
     assert puzzles.words().startswith("✓ Right")
     puzzles.press("Clear")
-    # Two steps for a token, and hints.
-    pick(puzzles, "stack")
-    puzzles.role("button", name="pop: one more step", exact=True).press("Enter")
-    focused = puzzles.tab.evaluate("document.activeElement.ariaLabel")
-    assert focused == "pop, step 1: key"
+    assert puzzles.words().startswith("Still blank")
+    # Below what is typed there is a row for a further step; the query moves down.
+    pick(puzzles, "difference")
+    fill(puzzles, {"x=: query": "1 −1", "x=: key": "1 −1"})
+    fill(puzzles, {"x=, step 2: key": "1 0", "x=, step 2: value": "x"})
+    assert puzzles.words().startswith("✓ Right in all")
+    assert puzzles.role("textbox", name="x=, step 3: query").input_value() == "1 −1"
     puzzles.role("button", name="Hint").click()
-    hints = tomllib.loads((FIGURES / "puzzles.toml").read_text("utf-8"))["stack"][
-        "hints"
-    ]
-    assert puzzles.texts(".fw-note")[1].endswith(hints[0])
+    assert puzzles.texts(".fw-note")[1] == "The memory has to hold the number before."
 
 
-@pytest.mark.parametrize(
-    ("changed", "says"),
-    [
-        ({"a=: key": "one"}, "✗ a=, key: expected numbers such as 1, 0.5, 1/2 or √3,"),
-        ({"a=: key": "1 0"}, "the query of a? has 1."),
-        ({"a=: key": "1 0", "a?: query": "1 0"}, "✗ At most 1 column, got 2."),
-        ({"a=: β": "2"}, "✗ a=: expected β · |key|² from 0 to 1, got 2."),
-        ({"a=: key": "0.001"}, "in size; got 0.001."),
-        ({"a=: β": "1 1"}, "✗ a=: expected one number as β."),
-        ({"a=: value": "1 1"}, "✗ a=: expected 1 numbers as the value."),
-        ({"a=: value": "7"}, "the last reading is 7, expected 3."),
-    ],
-)
-def test_what_is_wrong_in_a_puzzle_is_said(puzzles, changed, says):
-    fill(puzzles, changed)
-    assert says in puzzles.words()
+def test_a_right_answer_is_played(fresh):
+    """Step by step; where less motion is asked for, it is there at once."""
+    for motion in ("no-preference", "reduce"):
+        puzzles = fresh("puzzles", motion=motion)
+        pick(puzzles, "flip")
+        fill(puzzles, {"a=: key": "1", "a=: value": "x", "a?: query": "1"})
+        fill(puzzles, {"flip: key": "1"})
+        assert puzzles.ask("document.getAnimations().length") == 0
+        fill(puzzles, {"flip: β": "2"})
+        steps = len(puzzles.texts(".fw-tape > div")) if motion != "reduce" else 0
+        assert puzzles.ask("document.getAnimations().length") == steps
+
+
+#: Changes of a right answer: of which puzzle, which cells, and what is said of it.
+MISTAKES = """
+keep; a=, key: one => ✗ a=, key: expected numbers such as 1, 0.5, 1/2 or √3,
+keep; a=, key: 1 0 => need the same length; there are 2 and 1.
+keep; a=, key: 1 0; a?, query: 1 0 => ✗ At most 1 column, got 2.
+keep; a=, beta: 2 => ✗ a=: expected β · |key|² from 0 to 1, got 2.
+keep; a=, key: 0.001 => in size; got 0.001.
+keep; a=, beta: 1 1 => ✗ a=: expected one number as β.
+keep; a=, value: 1 1 => ✗ a=: expected 1 numbers as the value.
+keep; a=, value: 7 => the last reading is 7, expected 3.
+flip; flip, value: x => ✗ flip: no number comes with this token
+names; b=, key: 0.5 0 => a= and b= share a key: what one writes takes the place
+names; b=, key: 3/5 4/5 => its key and the query of a? overlap, with a product of 0.6.
+names; a?, query: 0 1 => What a=3,1 writes is not read: its key and the query of a? are
+names; a=, value: 2*x => a=3,1 takes it from 0,0 to 6,2, not to 3,1; of what its key held
+names; a=, value: 0 => a=3,1 changes nothing: its key holds that value already
+"""
+
+
+def test_what_is_wrong_in_a_puzzle_is_said(fresh):
+    """And which idea fails."""
+    figure = fresh("puzzles")
+    puzzles = tomllib.loads((FIGURES / "puzzles.toml").read_text("utf-8"))
+    for line in MISTAKES.strip().splitlines():
+        changes, _, said = line.partition(" => ")
+        name, *cells = changes.split("; ")
+        answer = deepcopy(puzzles[name]["answer"])
+        for kind, field, text in (re.split(", |: ", cell) for cell in cells):
+            answer[kind][0][field] = text
+        assert said in figure.ask("root.figure.judge(...given).says", [name, answer])
 
 
 def test_nothing_kept_that_cannot_be_read(puzzles):
@@ -404,6 +440,28 @@ def test_the_address_holds_the_rule(fresh, look):
     assert figure.css("textarea").input_value().endswith("0.5 * W  # ü & +")
     assert figure.slider("Pairs").input_value() == "7"
     assert figure.slider("Token").input_value() == "14"
+    # A link that is put into the same tab.
+    link = "rule=def+step%28W%29%3A%0A++return+W&pairs=4"
+    with figure.tab.expect_event("load"):
+        figure.tab.evaluate(
+            "(link) => void setTimeout(() => (location.hash = link))", link
+        )
+    figure.until_it_says("Yours: 0")
+    assert figure.css("textarea").input_value() == "def step(W):\n  return W"
+    assert figure.slider("Pairs").input_value() == "4"
+
+
+def test_what_edit_replaces_comes_back(fresh):
+    figure = fresh("write", motion="reduce")
+    text, undo = figure.css("textarea"), figure.role("button", name="Undo Edit")
+    assert undo.is_disabled()
+    text.fill(f"{HEAD}return 0.5 * W")
+    figure.role("button", name="Edit the text of: RWKV-7").click()
+    undo.click()
+    assert text.input_value() == f"{HEAD}return 0.5 * W"
+    figure.until_it_says("Yours: 0")
+    undo.click()
+    assert "maximum(alphas, 0.545)" in text.input_value()
 
 
 def test_pictures_follow_the_token_and_the_rule(fresh):

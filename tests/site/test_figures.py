@@ -18,14 +18,14 @@ each_figure = pytest.mark.parametrize("name", NAMES, scope="module")
 SILENT = {
     "capacity": ("New draw",),
     "chunks": ("Inside",),
-    "forgets": ("Decay of gated delta",),
+    "forgets": ("Decay of gated delta", "Keys change"),  # it begins with these
     "live": ("Tell both", "Or type"),
     "memory": ("Key", "New key"),
-    "puzzles": ("a", "b", "copy", "Hint"),
+    "puzzles": ("0 Keep", "a", "b", "copy", "Hint"),
     "shakespeare": ("only what",),
     # What comes after the first, a text that is no rule, cannot be judged.
     "write": (
-        *("Pairs", "Width", "Strength", "Length", "β", "Token", "Edit"),
+        *("Pairs", "Width", "Strength", "Length", "β", "Token", "Edit", "Undo"),
         *("Replace", "Forget", "Track", "what each", "W"),
     ),
 }
@@ -118,7 +118,7 @@ def test_for_all_readers(fresh, name, size):
 
 
 def fingers(figure):
-    """Handles, buttons and cells to tap: at least 44 px, and 24 in a table."""
+    """Expect handles, buttons and cells of at least 44 px, 24 in a table."""
     kinds = ".fw-handle, .fw-tap, .fw-button, .fw-choice label, [type=range]"
     small = f"all('{kinds}').filter((e) => seen(e) && !e.closest('[hidden]'))"
     small += ".map((e) => [e.textContent, e.getBoundingClientRect(), e.closest('th') ? 24 : 43.5])"

@@ -35,7 +35,7 @@ OLD = """Object.defineProperty(HTMLElement.prototype, "hidden", {
 
 
 def predicted(path) -> list[str]:
-    """The predictions that a notebook asks for, in order."""
+    """Return the predictions that a notebook asks for, in order."""
     cells = json.loads(path.read_text("utf-8"))["cells"]
     code = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
     return re.findall(r'^predict\("(\w+)", \.\.\.\)$', code, re.MULTILINE)
@@ -45,7 +45,7 @@ FIRST, SECOND, *_ = predicted(ROOT / "notebooks" / f"{STEM}.ipynb")
 
 
 def kept(tab) -> list[str]:
-    """What the browser has kept of the reader's answers."""
+    """Return what the browser has kept of the reader's answers."""
     return json.loads(tab.evaluate("localStorage.getItem('fwlab.progress')") or "[]")
 
 

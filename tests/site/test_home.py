@@ -197,7 +197,7 @@ def test_can_be_emptied_and_filled(home):
 
 
 def opened(look, answer) -> Figure:
-    """The figure of a page whose first weights get an answer."""
+    """Return the figure of a page whose first weights get an answer."""
     tab = look("404.html", alone=True)
     tab.route("**/sum.safetensors", answer)
     tab.goto(tab.url.replace("404.html", "index.html"), wait_until="load")

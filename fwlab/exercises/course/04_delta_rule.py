@@ -130,7 +130,7 @@ def _loss(W, k, v):
 
 
 def _answered(generator):
-    """The memory returns v already."""
+    """Make a memory that returns v already."""
     inputs = step(generator, 0.5)
     return inputs | {"v": read(inputs["W"], inputs["k"])}
 
@@ -290,7 +290,7 @@ def _steps(generator, logit=None, time=6):
 
 
 def _asked_back(generator, logit):
-    """Each step asks for its own key."""
+    """Let each step ask for its own key."""
     inputs = _steps(generator, logit)
     return inputs | {"q": inputs["k"]}
 

@@ -288,7 +288,7 @@ def _unit_keys(generator, *lead):
 
 
 def _row(x):
-    """The best row of the table that was not trained."""
+    """Return the best row of the table that was not trained."""
     return l2_normalize(DPFP(nu=3)(x))
 
 

@@ -128,7 +128,7 @@ def fast_weight_layer(x, W_q, W_k, W_v, W_beta, W_out):
 
 
 def _network(generator, tokens=40, width=8):
-    """A small random network whose next token depends on all it has read."""
+    """Make a small random network whose next token depends on all it has read."""
     embedding = 2 * normal(generator, tokens, width)
     recurrent = 1.5 * normal(generator, width, width) / width**0.5
     out = normal(generator, tokens, width)

@@ -76,7 +76,7 @@ def _sorted_runs(generator, mine, theirs):
 
 
 def _above(generator, mine, theirs):
-    """All of mine are worse."""
+    """Return losses of which all of mine are worse."""
     runs = _sorted_runs(generator, theirs, mine)
     return {"mine": runs["theirs"], "theirs": runs["mine"]}
 
@@ -95,7 +95,7 @@ def _paired(mine, theirs):
 
 
 def _counted(holds):
-    """This check; if it fails, it says if the answer looks like a random sample."""
+    """Let this check also say, where it fails, if the answer looks like a random sample."""
 
     def checked(answer, reference, generator):
         try:
@@ -179,7 +179,7 @@ def _curves(generator, rates=3, other=3, seeds=3):
 
 
 def _copy(generator, rates):
-    """The same losses twice, of which the first rate is the worst."""
+    """Return the same losses twice, of which the first rate is the worst."""
     bar = 1 + normal(generator, 2, rates, 3).abs()
     bar[:, 0] += 3
     return {"bar": bar, "mine": bar.clone()}
@@ -397,7 +397,7 @@ def errors(step: Answer, seed: int = 2021, count: int = 20) -> Tensor:
 
 
 def constant(strength: float) -> Answer:
-    """The delta rule with this strength."""
+    """Return a step of the delta rule with this strength."""
     return lambda W, k, v: delta_step(W, k, v, torch.full_like(k[..., 0], strength))
 
 
@@ -449,13 +449,13 @@ def _wins(answer, reference, generator):
 
 
 def _wins_again(answer, reference, generator):
-    """Each rule has draws of its own, so that none is tuned on them."""
+    """Give each rule draws of its own, so that none is tuned on them."""
     seed = int(1e9 * errors(_asked(answer)).sum())
     _beats(answer, 65, 100, seed)  # by luck alone once in 570 times
 
 
 def _largest(step, values):
-    """The largest norm of a memory while the same eight keys get new values."""
+    """Return the largest norm of a memory while the same eight keys get new values."""
     keys, _ = draws()
     W, largest = torch.zeros_like(keys), 0.0
     for t, v in enumerate(values):

@@ -73,7 +73,7 @@ def contest(
 
 
 def best(record: dict[str, Any]) -> tuple[float, list[float]]:
-    """The rate with the smallest mean validation loss, and its test losses."""
+    """Return the rate with the smallest mean validation loss, and its test losses."""
     means = [sum(losses) / len(losses) for losses in record["validation"]]
     chosen = means.index(min(means))
     return record["rates"][chosen], record["test"][chosen]
@@ -101,7 +101,7 @@ def _start(seed: int, width: int) -> list[Tensor]:
 
 
 def _losses(step: Step, theta: list[Tensor], batches: list[list[Tensor]]) -> Tensor:
-    """The mean loss of each seed, `[seeds]`."""
+    """Return the mean loss of each seed, `[seeds]`."""
     K, Q, V, strength, out = theta
     keys, values, ask, wanted = map(torch.stack, zip(*batches, strict=True))
     seed = torch.arange(len(keys))[:, None]

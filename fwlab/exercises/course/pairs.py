@@ -83,7 +83,7 @@ def scoreboard(notebook: int, memories: Mapping[str, Memory]) -> None:
 
 
 def softmax(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """A list of all pairs; the factor makes softmax pick one of them."""
+    """Read from a list of all pairs; the factor makes softmax pick one of them."""
     return torch.softmax(10 * queries @ keys.mT, -1) @ values
 
 
@@ -115,12 +115,12 @@ def attention(phi: Features) -> Memory:
 
 
 def delta(phi: Features, beta: float = 1.0) -> Memory:
-    """The delta rule (Eqs. 20 to 25) with these features."""
+    """Make a memory of the delta rule (Eqs. 20 to 25) with these features."""
     return rule(ops.delta_rule, phi, beta)
 
 
 def least_squares(decay: float) -> Memory:
-    """The matrix that fits all pairs best; a pair counts decay^age, as in Mesa."""
+    """Make a memory that fits all pairs best; a pair counts decay^age, as in Mesa."""
 
     def memory(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         age = torch.arange(len(keys) - 1, -1, -1)[:, None]
@@ -133,7 +133,7 @@ def least_squares(decay: float) -> Memory:
 
 @cache
 def directions() -> FAVOR:
-    """The random directions with the median error among the seeds 0 to 20."""
+    """Draw the random directions with the median error among the seeds 0 to 20."""
     return FAVOR(8, 64, stabilize=False, seed=1).double()
 
 
@@ -148,7 +148,7 @@ def favor(x: Tensor) -> Tensor:
 
 @cache
 def trained_projection() -> Tensor:
-    """A projection of the eight keys, trained for the delta rule with DPFP.
+    """Train a projection of the eight keys for the delta rule with DPFP.
 
     It sees streams of these keys with random values, as a trained layer knows
     its symbols; it never sees the values that are scored.
@@ -213,7 +213,7 @@ MEMORIES: dict[int, dict[str, Memory]] = {
         "linear attention, trained keys": attention(trained),
         "delta rule, trained keys": delta(trained),
     },
-    17: {
+    12: {
         "least squares, decay 1": least_squares(1),
         "least squares, decay 0.8": least_squares(0.8),
     },

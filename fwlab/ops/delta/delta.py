@@ -79,7 +79,7 @@ def loop(
 def normalized_loop(
     q: Tensor, k: Tensor, v: Tensor, ask: Tensor, beta: Tensor, W: Tensor, z: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    r"""Both readings are means; $z$ sums up the keys:
+    r"""Divide both readings, so that they are means; $z$ sums up the keys:
 
     $$z_i = z_{i-1} + \phi(k_i) \tag{26}$$
 

@@ -211,7 +211,7 @@ def backward(
     b = recompute(x, kept, gradients, normalize)
     past, (layers, time) = x.past.shape[4], b.attended.shape[:2]
     rows, key = b.vectors.shape[2::2]
-    rooms = (
+    buffers = (
         *(b.dx[1:], b.dh, b.d_middle, b.dx[:-1]),
         b.attended.view(layers, time, rows, 1, key),
         b.vectors[1].transpose(1, 2).unsqueeze(3),
@@ -219,7 +219,7 @@ def backward(
     )
     steps, norms = (
         [[*zip(*part, strict=True)] for part in zip(*parts, strict=True)]
-        for parts in (rooms, (*b.of_middle, *b.of_x))
+        for parts in (buffers, (*b.of_middle, *b.of_x))
     )
     weights = [*zip(x.contract, x.expand, x.to_out, queries_and_u(x), strict=True)]
     # A row times them is faster this way.

@@ -185,10 +185,10 @@ def _append(
     return KeyValueCache(k, v, real)
 
 
-class _Room:
+class _Buffer:
     """Hold keys and values, with room for those that are still to come.
 
-    A state sees its beginning. Only the state that ends where the room is used up
+    A state sees its beginning. Only the state that ends where the buffer is used up
     continues in it: what is written then, no older state can see.
     """
 
@@ -196,10 +196,10 @@ class _Room:
         self.k, self.v, self.used = k, v, 0
 
 
-class _RoomyCache(KeyValueCache):
+class _BufferedCache(KeyValueCache):
     """Hold a `KeyValueCache` with room to grow; copies have none."""
 
-    room: _Room | None = None
+    buffer: _Buffer | None = None
 
     def __reduce__(self) -> Any:
         return KeyValueCache, tuple(self)
@@ -210,24 +210,24 @@ def _written(
 ) -> KeyValueCache:
     """Return the state after new keys and values `[batch, heads, time, width]`."""
     past = state[0].shape[1]
-    end, room = past + k.shape[2], getattr(state, "room", None)
+    end, buffer = past + k.shape[2], getattr(state, "buffer", None)
     if (
-        room is None
-        or room.used != past
-        or end > room.k.shape[2]
-        or (room.k.is_inference() and not torch.is_inference_mode_enabled())
+        buffer is None
+        or buffer.used != past
+        or end > buffer.k.shape[2]
+        or (buffer.k.is_inference() and not torch.is_inference_mode_enabled())
     ):
         # Twice as large: a number is copied once on average.
         new = [x.new_empty(*x.shape[:2], 2 * end, x.shape[3]) for x in (k, v)]
         for x, old in zip(new, state[:2], strict=True):
             x[:, :, :past] = old.transpose(1, 2)
-        room = _Room(new[0], new[1])
+        buffer = _Buffer(new[0], new[1])
     # Autograd need not know: nobody has seen this memory.
-    room.k.data[:, :, past:end], room.v.data[:, :, past:end] = k, v
-    room.used = end
-    seen = [x[:, :, :end].transpose(1, 2) for x in (room.k, room.v)]
-    after = _RoomyCache(seen[0], seen[1], mask)
-    after.room = room
+    buffer.k.data[:, :, past:end], buffer.v.data[:, :, past:end] = k, v
+    buffer.used = end
+    seen = [x[:, :, :end].transpose(1, 2) for x in (buffer.k, buffer.v)]
+    after = _BufferedCache(seen[0], seen[1], mask)
+    after.buffer = buffer
     return after
 
 

@@ -4,7 +4,7 @@ import torch
 
 
 def bar(W, k, v):
-    """The delta rule."""
+    """Write by the delta rule."""
     old = torch.einsum("...vk,...k->...v", W, k)
     return W + torch.einsum("...v,...k->...vk", v - old, k)
 

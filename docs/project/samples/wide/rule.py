@@ -4,7 +4,7 @@ import torch
 
 
 def bar(W, k, v):
-    """The sum rule."""
+    """Write by the sum rule."""
     return W + torch.einsum("...v,...k->...vk", v, k)
 
 

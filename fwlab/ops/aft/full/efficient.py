@@ -319,7 +319,7 @@ def _terms(
 
 
 def _columns(single: Tensor, pairs: Pairs) -> list[tuple[Tensor, ...]]:
-    """Return the columns with such rows, as many at a time as there is room for.
+    """Split the columns with rows that need a softmax into groups that fit into memory.
 
     Each is an index of a tile, a group, a sequence and a channel.
     """

@@ -26,27 +26,27 @@ def no_maximum(k: Tensor, v: Tensor, w: Tensor, epsilon: float = 0.0) -> Tensor:
 
 
 def plus_epsilon(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """The same with a small number below the bar."""
+    """Add a small number to the denominator."""
     return no_maximum(k, v, w, epsilon=1e-6)
 
 
 def clamped_keys(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """No key may be large."""
+    """Let no key be large."""
     return no_maximum(k.clamp(-60, 30), v, w)
 
 
 def maximum_over_time(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """The largest key of all steps, and the largest bias that each row sees."""
+    """Subtract the largest key of all steps, and the largest bias that each row sees."""
     return no_maximum(k - k.max(), v, w - seen(w).amax(1, True))
 
 
 def running_maximum(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """The largest key that each row sees, and its largest bias."""
+    """Subtract the largest key that each row sees, and its largest bias."""
     return no_maximum(k - k.cummax(0)[0][:, None], v, w - seen(w).amax(1, True))
 
 
 def tile_maximum(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """The largest k + w of each row, with all keys up to the end of its tile of 4."""
+    """Subtract the largest k + w of each row, with keys up to the end of its tile."""
     tile = torch.arange(len(k)) // 4
     scores = k + w
     top = seen(scores, tile[:, None] >= tile).amax(1, True)
@@ -74,7 +74,7 @@ TRICKS = {
 
 
 def error_of(trick: Answer, k: Tensor, v: Tensor, w: Tensor) -> float:
-    """The largest error of a row in float32; infinite if a row is not finite."""
+    """Return the largest error of a row in float32; infinite if a row is not finite."""
     k, v, w = (x.detach().float() for x in (k, v, w))
     exact = seen(k.double() + w.double()).softmax(1) @ v.double()
     error = (trick(k, v, w).double() - exact).abs().max().item()
@@ -502,7 +502,7 @@ def stream_mean(k, v):
       step.
     ✗ Two bugs are left. Look at keys that grow, then at keys that are all -800.
         start:
-    ✗ The maximum starts right, but the sum below the bar stays in units of the old one.
+    ✗ The maximum starts right, but the denominator stays in units of the old one.
         below * old + new -> below + new
     ✗ This forgets: when a larger key comes, the old sums are dropped.
         torch.where(k > torch.cat([k[:1], k.cummax(0)[0][:-1]]), v, stream_mean(k, v))

@@ -404,7 +404,7 @@ def warm_start(new, old, tokens):
 
 
 def _model(factor):
-    """A model that answers each token with a multiple of it."""
+    """Make a model that answers each token with a multiple of it."""
 
     def model(tokens):
         return F.one_hot(factor * tokens % 7, 7).double()

@@ -51,7 +51,7 @@ def aft_row(q, k, v, w):
         w[:, None], 1) -> w[:, None], 0)
     ✗ This divides by nothing: the weights of Eq. 2 sum to one.
         torch.softmax(k + w[:, None], 1) -> (k + w[:, None]).exp()
-    ✗ The bias is only above the bar. Below it, the exponent is K + w, too.
+    ✗ The bias is only in the numerator. In the denominator, the exponent is K + w, too.
         k + w[:, None], 1) -> k, 1) * w.exp()[:, None]
     ✗ The bias is added to the weight, not to the exponent.
         k + w[:, None], 1) -> k, 1) + w[:, None]
@@ -71,7 +71,7 @@ def aft_row(q, k, v, w):
         agrees((5, 2, 3), (3, 1, 3), (3, 3, 2))
         == torch.einsum("j,bjc->bc", w.exp(), k.exp() * v)
            / torch.einsum("j,bjc->bc", w.exp(), k.exp()) / (1 + (-q).exp())
-    ! The exponent of key j is k_j + w_j, above and below the bar.
+    ! The exponent of key j is k_j + w_j, in the numerator and the denominator.
     ✗ This leaves out the biases w.
         + w[:, None] ->
     ✓ lets gradients through to q, k, v and w
@@ -187,7 +187,7 @@ def _by_pairs(k, v, kernel):
 
 
 def _is_short(answer, reference, generator):
-    """The answer holds no matrix of all pairs of steps."""
+    """Check that the answer holds no matrix of all pairs of steps."""
     time = 512
     inputs = _sequence(generator, time, 4, 1)
     with Work() as work:
@@ -226,7 +226,7 @@ def conv_bias(k, v, kernel):
     ! The kernel had one entry: the bias of the step itself.
     ✗ The bias itself is in the convolution. It has to be exp(w) - 1.
         bias.exp() - 1 -> bias
-    ✗ The window is only above the bar. Below it, there are the same weights.
+    ✗ The window is only in the numerator. The denominator has the same weights.
         / near_and_all(k.exp()) -> / k.exp().cumsum(0)
     ✓ does not look at later steps
         is_causal()
@@ -251,7 +251,7 @@ def conv_bias(k, v, kernel):
     ✓ lets gradients through to k, v and the kernel
         gradient((5, 3))
     ? Your derivation has two sums: over the near keys, with exp(w) - 1, and over all
-      keys. Above and below the bar they differ only by v.
+      keys. Numerator and denominator differ only by v.
     ? The sum over all keys is x.cumsum(0). For the near keys, add x moved by j steps,
       times exp(kernel[j]) - 1, for each j.
     ? x moved by j steps is F.pad(x, (0, 0, j, 0))[: len(x)]. Do the same for x =
@@ -301,7 +301,7 @@ def aft_layer(q, k, v, w):
     ✗ Two bugs are left. Look at rows whose values are all 1, and at rows before a key
       that changes.
         start:
-    ✗ The future is gone. But above and below the bar stand different weights: their
+    ✗ The future is gone. But numerator and denominator have different weights: their
       sums are not 1.
         e_w @ e_k -> e_w.mT @ e_k
     ✗ The gate got lost: the mean is multiplied by a sigmoid of q.

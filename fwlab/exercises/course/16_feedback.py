@@ -31,7 +31,7 @@ def _model(generator, model=_feedback, layers=3, steps=5):
 
 
 def _any_reading(generator, layers, steps):
-    """Each state reads one below it, and some of all states of the past."""
+    """Let each state read one below it, and some of all states of the past."""
     reads = {}
     for t in range(steps):
         for l in range(1, layers + 1):
@@ -44,7 +44,7 @@ def _any_reading(generator, layers, steps):
 
 
 def _how_many(reads, layers, steps):
-    """The number of states that a state depends on."""
+    """Count the states that a state depends on."""
     seen = {}
     for t in range(steps):
         for l in range(layers + 1):
@@ -314,7 +314,7 @@ def feedback_attention(q, k, v, positions):
 
 
 def _cache(generator, past=3, layers=2, width=4):
-    """A step of a small stack, in which it matters what is read, and in which order."""
+    """Run a step of a small stack, in which it matters what is read in which order."""
     own = normal(generator, layers, width, width)
     W_k, W_v = normal(generator, 2, width, width)
 
@@ -337,7 +337,7 @@ def _cache(generator, past=3, layers=2, width=4):
 
 
 def _only(generator, state):
-    """All the weight of the memory is on one state."""
+    """Put all the weight of the memory on one state."""
     chosen = torch.arange(3) == state
     return _cache(generator) | {"w": torch.where(chosen, 0.0, -1000.0).double()}
 

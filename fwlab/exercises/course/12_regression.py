@@ -316,7 +316,7 @@ CHANNELS = {
 
 
 def stored(kind: str, pairs: int, memories: int = 100) -> tuple[Tensor, Tensor]:
-    """The pairs of the open task: keys of length 1 and values.
+    """Draw the pairs of the open task: keys of length 1 and values.
 
     - `kind`: of keys, a name in `CHANNELS`.
     - Returns keys and values, both `[memories, pairs, WIDTH]`.
@@ -327,7 +327,7 @@ def stored(kind: str, pairs: int, memories: int = 100) -> tuple[Tensor, Tensor]:
 
 
 def lost(step: Answer, kind: str, pairs: int) -> float:
-    """The relative squared error of all pairs after each was written once.
+    """Return the relative squared error of all pairs after each was written once.
 
     - `step`: takes W, z, k and v, and returns the new W and z.
     """
@@ -339,7 +339,7 @@ def lost(step: Answer, kind: str, pairs: int) -> float:
 
 
 def constant(beta: float) -> Answer:
-    """The delta rule with one strength for all pairs, as a step of the open task."""
+    """Return the delta rule with one strength for all pairs, as the open task's step."""
 
     def delta(W, z, k, v):
         return delta_step(W, k, v, k.new_full(k.shape[:-1], beta)), z
@@ -349,12 +349,12 @@ def constant(beta: float) -> Answer:
 
 @cache
 def to_beat(kind: str, pairs: int) -> float:
-    """The error of the delta rule with the constant strength that suits best."""
+    """Return the error of the delta rule with the constant strength that suits best."""
     return min(lost(constant(beta / 20), kind, pairs) for beta in range(1, 21))
 
 
 def _seen(generator, *lead):
-    """A memory that has seen a few pairs."""
+    """Make a memory that has seen a few pairs."""
     W = normal(generator, *lead, WIDTH, WIDTH)
     z = normal(generator, *lead, WIDTH).square()
     k = l2_normalize(normal(generator, *lead, WIDTH))

@@ -274,7 +274,7 @@ def erase_and_write(W, decay, k, v, e, w):
 
 
 def _bits(generator, *bits, time=8):
-    """These bits; none = random ones."""
+    """Return these bits; none = random ones."""
     if bits:
         return {"bits": torch.tensor(bits, dtype=torch.float64)}
     drawn = torch.randint(2, (time,), generator=generator)
@@ -372,7 +372,7 @@ def parity(bits):
 
 
 def _turned(k, angle):
-    """The product of two steps with beta = 2: rows are where the axes go."""
+    """Return the product of two steps with beta = 2: rows are where the axes go."""
     first, second = (torch.eye(2).double() - 2 * torch.outer(x, x) for x in k)
     return first @ second
 
@@ -446,7 +446,7 @@ def two_steps(angle):
 
 
 def _shuffles():
-    """All 24 permutations of four cups."""
+    """List all 24 permutations of four cups."""
     four = torch.cartesian_prod(*[torch.arange(4)] * 4)
     return four[(four.sort(-1).values == torch.arange(4)).all(-1)]
 

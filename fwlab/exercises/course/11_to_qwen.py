@@ -66,7 +66,7 @@ def drawn(
 
 
 def measured(name: str) -> dict[str, list[dict[str, Any]]]:
-    """Runs that are too long for a notebook, by row: a run for each seed.
+    """Read runs that are too long for a notebook, by row: a run for each seed.
 
     - `name`: "recall" or "shakespeare", which `docs/tools/qwen_parts.py` makes with
       the settings in `data/results/qwen-parts.json`; or "hybrid", which is
@@ -201,7 +201,7 @@ def _last_directions(y, *given):
 
 
 def _overwriting(generator, time):
-    """All tokens have one key: each replaces what the one before has written."""
+    """Give all tokens one key: each replaces what the one before has written."""
     given = _shown(generator, time, key=1)
     made, conv = given["W_qkv"], given["conv"]
     made[:4], conv[:4] = 0, 1  # the queries and keys of two heads
@@ -361,7 +361,7 @@ def _padded(generator, before=0, tokens=4, after=2, gap=False):
 
 
 def _alone(k, v, beta, log_decay, mask):
-    """Each sequence by itself, without its padding."""
+    """Run each sequence by itself, without its padding."""
     states = []
     for row in range(len(k)):
         W = v.new_zeros(v.shape[-1], k.shape[-1])

@@ -100,7 +100,7 @@ def _none(generator, time):
 
 
 def _raised(generator):
-    """A number for each row."""
+    """Draw a number for each row."""
     return {"w": normal(generator, 6, 1).expand(6, 6).clone()}
 
 
@@ -109,7 +109,7 @@ def _with_a_future(generator):
 
 
 def _by_rows(w):
-    """Compares each row with its own even share, before the means."""
+    """Compare each row with its own even share, before the means."""
     seen = [row[: t + 1].exp() for t, row in enumerate(w)]
     shares = [row / row.mean() for row in seen]
     every = [[row[-1 - n] for row in shares[n:]] for n in range(len(w))]
@@ -255,13 +255,13 @@ def mended_kernel(raw, gamma, beta):
 
 
 def fading(heads: int, window: int) -> Tensor:
-    """The biases to beat: 5, and less with every step back, each head at its rate."""
+    """Return the biases to beat: from 5 down with every step back, at a rate of each head."""
     rates = 2.0 / 2 ** (torch.arange(heads)[:, None] % 4)  # 2, 1, 1/2, 1/4
     return 5 - rates * torch.arange(window)
 
 
 def _error(w, text, time=32):
-    """The squared error of a linear model of the next character, on the second half.
+    """Return the squared error of a linear model of characters on the second half.
 
     It gets each character, and for each head the mean of all characters so far,
     weighted by AFT-conv with keys of 0.
