@@ -1,21 +1,26 @@
 """Layers of today."""
 
 import json
+import sys
+from collections.abc import Callable
 from functools import partial
 from importlib import resources
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from fwlab import ops
+import fwlab.models
 from fwlab.exercises.answers import Wrong, ask, normal
 from fwlab.exercises.course.delta_rule import delta_step
+from fwlab.exercises.course.since_2021 import gated_delta_step
+from fwlab.exercises.course.start_here import read_memory
 from fwlab.exercises.notation import exercise
 from fwlab.exercises.properties import exactly
 from fwlab.feature_maps import l2_normalize
-from fwlab.ops.delta import gated_delta
 
 # --- what the published layer returns -------------------------------------
 
@@ -165,6 +170,15 @@ def value_groups(x, value_heads):
 # --- modern_layer ----------------------------------------------------------
 
 
+def gated_delta_rule(q, k, v, beta, log_decay):
+    """Repeat the step of notebook 10 from an empty memory; read after each token."""
+    W, y = v.new_zeros(*v[:, 0].shape, k.shape[-1]), []
+    for t in range(q.shape[1]):
+        W = gated_delta_step(W, k[:, t], v[:, t], beta[:, t], log_decay[:, t].exp())
+        y.append(read_memory(W, q[:, t]))
+    return torch.stack(y, 1)
+
+
 def _as_published(answer, reference, generator):
     for name in ("plain", "grouped"):
         arguments, outputs = published(name)
@@ -279,8 +293,7 @@ def modern_layer(x, W_qkv, conv, W_z, W_b, W_a, A_log, dt_bias, norm, W_out, key
     ✗ The strength is 1 everywhere. It is the sigmoid of W_b x.
         torch.sigmoid(x @ W_b.T) -> torch.ones_like(x @ W_b.T)
     ✗ The exponential of A_log is missing.
-        -A_log.exp() -> -A_log ; y = ops.gated_delta_rule(q, k, -> y, _ = gated_delta.loop(q, k,
-          ; beta, log_decay) -> beta, log_decay, x.new_zeros(1, heads, width, q.shape[-1]))
+        -A_log.exp() -> -A_log
     ✗ dt_bias is not added.
         + dt_bias ->
     ✗ The decay has a sigmoid in place of the softplus.
@@ -320,7 +333,7 @@ def modern_layer(x, W_qkv, conv, W_z, W_b, W_a, A_log, dt_bias, norm, W_out, key
       and keys have key_heads heads until value_groups.
     ? F.pad((x @ W_qkv.T).mT, (3, 0)) puts three zeros before the first token; F.conv1d
       with groups=len(conv) takes conv[:, None].
-    ? The rule is ops.gated_delta_rule(q, k, v, beta, log_decay), the norm F.rms_norm(y,
+    ? The rule is gated_delta_rule(q, k, v, beta, log_decay), the norm F.rms_norm(y,
       (value,), norm, 1e-6), once for each head.
     """
     heads, width = len(A_log), len(norm)
@@ -334,7 +347,7 @@ def modern_layer(x, W_qkv, conv, W_z, W_b, W_a, A_log, dt_bias, norm, W_out, key
     q, k = value_groups(q * q.shape[-1] ** -0.5, heads), value_groups(k, heads)
     beta = torch.sigmoid(x @ W_b.T)
     log_decay = -A_log.exp() * F.softplus(x @ W_a.T + dt_bias)
-    y = ops.gated_delta_rule(q, k, v.unflatten(-1, (heads, -1)), beta, log_decay)
+    y = gated_delta_rule(q, k, v.unflatten(-1, (heads, -1)), beta, log_decay)
     y = F.rms_norm(y, (width,), norm, 1e-6)
     return (y.flatten(-2) * F.silu(x @ W_z.T)) @ W_out.T
 
@@ -474,7 +487,7 @@ def answers(W_qkv: Tensor, conv: Tensor, tokens: list[int]) -> Tensor:
     qkv = F.conv1d(F.pad((x @ W_qkv.T).mT, (3, 0)), conv[:, None], groups=len(conv))
     q, k, v = F.silu(qkv).mT[None].unflatten(-1, (3, 1, -1)).unbind(2)
     one = torch.ones_like(q[..., 0])
-    y: Any = ops.gated_delta_rule(l2_normalize(q), l2_normalize(k), v, one, 0 * one)
+    y = gated_delta_rule(l2_normalize(q), l2_normalize(k), v, one, 0 * one)
     return y[0, :, 0]
 
 
@@ -545,3 +558,118 @@ def recall_by_hand(n):
     conv[0, :, -1] = conv[2, :, -1] = 1  # query and value: of this token
     conv[1, :, -2] = 1  # key: the token before
     return W_qkv, conv.flatten(0, 1)
+
+
+# --- a small Qwen ----------------------------------------------------------
+
+#: The configuration of a checkpoint: Qwen3.5's shape, small.
+SMALL = {
+    "model_type": "qwen3_5_text",
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 0.25,
+    },
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+}
+
+
+def qwen_weights(letters: int) -> dict[str, Tensor]:
+    """Draw the weights of a small Qwen by their published names, ready to be trained.
+
+    - `letters`: the size of its vocabulary.
+    """
+    d, d_ff = 32, 64
+    delta = {
+        **{"in_proj_qkv.weight": (64, d), "conv1d.weight": (64, 1, 4)},
+        **{"in_proj_z.weight": (32, d), "in_proj_b.weight": (4, d)},
+        **{"in_proj_a.weight": (4, d), "A_log": (4,), "dt_bias": (4,)},
+        **{"norm.weight": (8,), "out_proj.weight": (d, 32)},
+    }
+    attention = {
+        **{"q_proj.weight": (64, d), "k_proj.weight": (16, d)},
+        **{"v_proj.weight": (16, d), "q_norm.weight": (16,)},
+        **{"k_norm.weight": (16,), "o_proj.weight": (d, 32)},
+    }
+    shapes: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (letters, d)}
+    for i, kind in enumerate(SMALL["layer_types"]):
+        mixer, parts = (
+            ("self_attn", attention) if kind[0] == "f" else ("linear_attn", delta)
+        )
+        own = {f"{mixer}.{name}": shape for name, shape in parts.items()}
+        own |= {f"mlp.{name}_proj.weight": (d_ff, d) for name in ("gate", "up")}
+        own |= {"mlp.down_proj.weight": (d, d_ff), "input_layernorm.weight": (d,)}
+        own |= {"post_attention_layernorm.weight": (d,)}
+        shapes |= {f"layers.{i}.{name}": shape for name, shape in own.items()}
+    shapes["norm.weight"] = (d,)
+    first = {"dt_bias": -3.0, "linear_attn.norm.weight": 1.0}  # slow decay; no change
+    weights = {}
+    for name, shape in shapes.items():
+        x = torch.zeros(shape) + sum(
+            n for end, n in first.items() if name.endswith(end)
+        )
+        if len(shape) > 1:
+            x = torch.randn(shape) * shape[-1] ** -0.5
+        weights[f"model.{name}"] = x.requires_grad_()
+    return weights
+
+
+def as_published(weights: dict[str, Tensor], text: Tensor) -> tuple[str, Tensor]:
+    """Save a small Qwen as a checkpoint, and let published code load and run it.
+
+    - `weights`: those of `qwen_weights`.
+    - `text`: tokens `[batch, time]`.
+    - Returns who has computed, transformers or without it `fwlab.models.load`, and the logits
+      `[batch, time, letters]`.
+    """
+    from safetensors.torch import save_file
+
+    letters = len(weights["model.embed_tokens.weight"])
+    with TemporaryDirectory() as folder, torch.no_grad():
+        saved = {name: w.detach() for name, w in weights.items()}
+        save_file(saved, f"{folder}/model.safetensors", {"format": "pt"})
+        config = json.dumps(SMALL | {"vocab_size": letters})
+        Path(folder, "config.json").write_text(config)
+        try:
+            import transformers
+
+            transformers.logging.set_verbosity_error()  # kernels that are missing
+            transformers.logging.disable_progress_bar()
+            loaded = transformers.AutoModelForCausalLM.from_pretrained(folder)
+            return "transformers", loaded.float()(text).logits
+        except (ImportError, ValueError):  # it is missing, or older than Qwen3.5
+            return "fwlab.models.load", fwlab.models.load(folder, torch.float32)(text)
+
+
+def ran(function: Callable[..., Any], *given: Any) -> list[str]:
+    """Call a function, and list the functions of fwlab that run meanwhile."""
+    names: set[str] = set()
+    home = str(Path(fwlab.__file__).parent)
+
+    def called(frame: Any, event: str, _: Any) -> None:
+        name = f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"
+        inside = frame.f_code.co_filename.startswith(home) and "<" not in name
+        if event == "call" and inside:
+            names.add(name)
+
+    sys.setprofile(called)
+    try:
+        function(*given)
+    finally:
+        sys.setprofile(None)
+    return sorted(names)
