@@ -667,9 +667,10 @@ def ran(function: Callable[..., Any], *given: Any) -> list[str]:
         if event == "call" and inside:
             names.add(name)
 
+    before = sys.getprofile()
     sys.setprofile(called)
     try:
         function(*given)
     finally:
-        sys.setprofile(None)
+        sys.setprofile(before)
     return sorted(names)
