@@ -589,53 +589,58 @@ SMALL = {
 }
 
 
-def qwen_weights(letters: int) -> dict[str, Tensor]:
-    """Draw the weights of a small Qwen by their published names, ready to be trained.
+def new_qwen(letters: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Draw the weights of a small Qwen, ready to be trained.
 
     - `letters`: the size of its vocabulary.
+    - Returns them twice: part by part, as a model uses them, and by published name.
     """
     d, d_ff = 32, 64
     delta = {
-        **{"in_proj_qkv.weight": (64, d), "conv1d.weight": (64, 1, 4)},
-        **{"in_proj_z.weight": (32, d), "in_proj_b.weight": (4, d)},
-        **{"in_proj_a.weight": (4, d), "A_log": (4,), "dt_bias": (4,)},
-        **{"norm.weight": (8,), "out_proj.weight": (d, 32)},
+        **{"in_proj_qkv": (64, d), "conv1d": (64, 1, 4), "in_proj_z": (32, d)},
+        **{"in_proj_b": (4, d), "in_proj_a": (4, d), "A_log": (4,), "dt_bias": (4,)},
+        **{"norm": (8,), "out_proj": (d, 32)},
     }
     attention = {
-        **{"q_proj.weight": (64, d), "k_proj.weight": (16, d)},
-        **{"v_proj.weight": (16, d), "q_norm.weight": (16,)},
-        **{"k_norm.weight": (16,), "o_proj.weight": (d, 32)},
+        **{"q_proj": (64, d), "k_proj": (16, d), "v_proj": (16, d)},
+        **{"q_norm": (16,), "k_norm": (16,), "o_proj": (d, 32)},
     }
-    shapes: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (letters, d)}
+    mlp = {"gate_proj": (d_ff, d), "up_proj": (d_ff, d), "down_proj": (d, d_ff)}
+    norms = {"input_layernorm": (d,), "post_attention_layernorm": (d,)}
+    first = {"dt_bias": -3.0, "norm": 1.0}  # memories fade slowly; a norm of 1
+    weights: dict[str, Tensor] = {}
+
+    def draw(shapes: dict[str, tuple[int, ...]], at: str) -> dict[str, Tensor]:
+        drawn = {}
+        for name, shape in shapes.items():
+            x = torch.zeros(shape) + (first.get(name, 0.0) if "linear" in at else 0.0)
+            x = torch.randn(shape) * shape[-1] ** -0.5 if len(shape) > 1 else x
+            drawn[name] = x.requires_grad_()
+            bare = name in ("A_log", "dt_bias")
+            weights[f"model.{at}{name}{'' if bare else '.weight'}"] = x
+        return drawn
+
+    qwen: dict[str, Any] = draw({"embed_tokens": (letters, d), "norm": (d,)}, "")
+    qwen["layers"] = []
     for i, kind in enumerate(SMALL["layer_types"]):
-        mixer, parts = (
-            ("self_attn", attention) if kind[0] == "f" else ("linear_attn", delta)
+        at, linear = f"layers.{i}.", kind == "linear_attention"
+        mixer = (
+            draw(delta, f"{at}linear_attn.")
+            if linear
+            else draw(attention, f"{at}self_attn.")
         )
-        own = {f"{mixer}.{name}": shape for name, shape in parts.items()}
-        own |= {f"mlp.{name}_proj.weight": (d_ff, d) for name in ("gate", "up")}
-        own |= {"mlp.down_proj.weight": (d, d_ff), "input_layernorm.weight": (d,)}
-        own |= {"post_attention_layernorm.weight": (d,)}
-        shapes |= {f"layers.{i}.{name}": shape for name, shape in own.items()}
-    shapes["norm.weight"] = (d,)
-    first = {"dt_bias": -3.0, "linear_attn.norm.weight": 1.0}  # slow decay; no change
-    weights = {}
-    for name, shape in shapes.items():
-        x = torch.zeros(shape) + sum(
-            n for end, n in first.items() if name.endswith(end)
-        )
-        if len(shape) > 1:
-            x = torch.randn(shape) * shape[-1] ** -0.5
-        weights[f"model.{name}"] = x.requires_grad_()
-    return weights
+        parts = {"mixer": mixer, "mlp": draw(mlp, f"{at}mlp.")}
+        qwen["layers"].append(draw(norms, at) | parts)
+    return qwen, weights
 
 
-def as_published(weights: dict[str, Tensor], text: Tensor) -> tuple[str, Tensor]:
-    """Save a small Qwen as a checkpoint, and let published code load and run it.
+def as_published(weights: dict[str, Tensor], text: Tensor, logits: Tensor) -> str:
+    """Save a small Qwen, let published code open and run it, and say if it agrees.
 
-    - `weights`: those of `qwen_weights`.
-    - `text`: tokens `[batch, time]`.
-    - Returns who has computed, transformers or without it `fwlab.models.load`, and the logits
-      `[batch, time, letters]`.
+    That code is transformers; where it is missing, `fwlab.models.load`.
+
+    - `weights`: by published name, from `new_qwen`.
+    - `text`, `logits`: tokens `[batch, time]`, and what somebody's model returns.
     """
     from safetensors.torch import save_file
 
@@ -650,10 +655,16 @@ def as_published(weights: dict[str, Tensor], text: Tensor) -> tuple[str, Tensor]
 
             transformers.logging.set_verbosity_error()  # kernels that are missing
             transformers.logging.disable_progress_bar()
-            loaded = transformers.AutoModelForCausalLM.from_pretrained(folder)
-            return "transformers", loaded.float()(text).logits
+            model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+            who, theirs = "transformers", model.float()(text).logits
         except (ImportError, ValueError):  # it is missing, or older than Qwen3.5
-            return "fwlab.models.load", fwlab.models.load(folder, torch.float32)(text)
+            who = "fwlab.models.load"
+            theirs = fwlab.models.load(folder, torch.float32)(text)
+    off = ((logits - theirs).norm(dim=-1) / theirs.norm(dim=-1)).max()
+    what = f"the logits of all {text.numel()} tokens as {who} does"
+    if off < 1e-5:
+        return f"It computes {what}, to 1e-5."
+    return f"It does not compute {what}: they are off by {off:.1g}."
 
 
 def ran(function: Callable[..., Any], *given: Any) -> list[str]:
