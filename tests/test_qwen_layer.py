@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from fwlab.exercises.course.to_qwen import measured, modern_layer, published
+from fwlab.exercises.course.to_qwen import measured, modern_layer, published, ran
+from fwlab.ops.linear.sum import read
 
 
 @pytest.mark.parametrize("case", ["plain", "grouped"])
@@ -31,3 +32,12 @@ def test_every_row_has_the_same_seeds(name):
     seeds = [sorted(run["seed"] for run in runs) for runs in measured(name).values()]
     assert seeds == seeds[:1] * len(seeds) and len(seeds) >= 3
     assert seeds[0][:3] == [1, 2, 3]
+
+
+def test_the_tracer_names_what_of_fwlab_runs():
+    arguments, _ = published("plain")
+    names = ran(lambda: modern_layer(**arguments))
+    assert "fwlab.exercises.course.delta_rule.delta_step" in names
+    assert not [name for name in names if not name.startswith("fwlab.exercises.course")]
+    assert "fwlab.ops.linear.sum.read" in ran(read, torch.ones(2, 2), torch.ones(2))
+    assert ran(torch.ones, 3) == []

@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from torch import Generator, Tensor
 
+from fwlab import plots
 from fwlab.exercises import progress
 from fwlab.exercises.answers import shown, smallest
 
@@ -342,15 +344,27 @@ def _same(a: Tensor, b: Tensor) -> bool:
 # --- Predictions -------------------------------------------------------------
 
 _predicted: dict[str, float | str] = {}
+_sure: dict[str, float] = {}
 
 
-def predict(name: str, answer: Any = ...) -> None:
+def predict(name: str, answer: Any = ..., sure: Any = None) -> None:
     """Write down what you expect, before you run the cell that shows it.
 
     - `name`: the question.
     - `answer`: a number, or the letter or the text of a choice, in quotes;
       `...` = only print the question.
+    - `sure`: the probability that it is right, from 0 to 1, for `predictions`.
     """
+    _sure.pop(name, None)
+    if sure is not None:
+        value = -1.0
+        with suppress(ValueError, ZeroDivisionError):
+            value = _typed(str(sure))
+        if not 0 <= value <= 1:
+            given = textwrap.shorten(repr(sure), 60)
+            print(f"expected sure to be a number from 0 to 1, such as 0.8, got {given}")
+            return
+        _sure[name] = value
     _note(name, answer, "predict")
 
 
@@ -375,7 +389,7 @@ def reveal(name: str, computed: Any = None) -> None:
         return
     answer = _predicted[name]
     right = is_right(question, answer) or (differs and _near(question, answer, found))
-    progress.note(name, right)
+    progress.note(name, right, _sure.get(name))
     if right:
         print(f"You predicted {_shown(answer)}: right.")
         return
@@ -400,10 +414,13 @@ def quiz(name: str, answer: Any = ...) -> None:
         reveal(name)
 
 
-def predictions() -> None:
+def predictions() -> Figure | None:
     """Print how many predictions were right, and what to look at again.
 
     The first answer to each question counts, in this session and in earlier ones.
+
+    - Returns the calibration curve: how often the reader was right, over how sure the
+      reader was; None before five predictions have `sure`.
     """
     judged = {n: right for n, right in progress.done().items() if n in QUESTIONS}
     print(f"{sum(judged.values())} of {len(judged)} predictions were right.")
@@ -417,6 +434,32 @@ def predictions() -> None:
         say(f"Look again at {notebook}: {', '.join(names)}.")
     if file := progress.place():
         print(f"Kept in {file}. To start again, delete it and restart the kernel.")
+    sure = {n: p for n, p in progress.given().items() if n in judged}
+    if len(sure) < 5:
+        return None
+    mean, share = (sum(x) / len(sure) for x in (sure.values(), map(judged.get, sure)))
+    say(
+        f"For {len(sure)} of them you said how sure you were: {mean:.0%} on average. "
+        f"Of these, {share:.0%} were right."
+    )
+    return _calibration([(p, judged[n]) for n, p in sure.items()])
+
+
+def _calibration(answers: list[tuple[float, bool]]) -> Figure:
+    """Draw the share of right answers in five groups, by how sure the reader was."""
+    groups: dict[int, list[tuple[float, bool]]] = {}
+    for sure, right in answers:
+        groups.setdefault(min(int(5 * sure), 4), []).append((sure, right))
+    figure = Figure(figsize=(3.2, 2.8), layout="constrained")
+    ax = figure.subplots()
+    ax.plot([0, 1], [0, 1], color=plots.INK, linewidth=0.8)
+    for _, group in sorted(groups.items()):
+        x, y = (sum(each) / len(group) for each in zip(*group, strict=True))
+        ax.plot(x, y, "o", color=plots.FAST)
+        ax.annotate(f" {len(group)}", (x, y), va="center")
+    ax.set(xlabel="how sure you were", ylabel="share that was right")
+    ax.set(xlim=(0, 1.1), ylim=(-0.05, 1.1))
+    return figure
 
 
 def is_right(question: Question, answer: Any) -> bool:
@@ -439,17 +482,20 @@ def _note(name: str, answer: Any, call: str) -> None:
         say(question.text)
         for letter, choice in _letters(question).items():
             print(f"  {letter}) {choice}")
-        if question.choices:
-            print(f'Put a letter in place of the dots, as in {call}("{name}", "a").')
-        else:
-            print(f'Put a number in place of the dots after "{name}".')
+        place = (
+            f"Put a {'letter' if question.choices else 'number'} in place of the dots"
+        )
+        example = '"a"' if question.choices else "1.5"
+        sure = ", sure=0.8" if call == "predict" else ""
+        print(f'{place}, as in {call}("{name}", {example}{sure}).')
         return
     try:
         _predicted[name] = _read(question, answer)
     except ValueError as error:
         print(error)
     else:
-        print(f"Your prediction: {_shown(_predicted[name])}.")
+        sure = f", {_sure[name]:.0%} sure" if name in _sure else ""
+        print(f"Your prediction: {_shown(_predicted[name])}{sure}.")
 
 
 def _read(question: Question, answer: Any) -> float | str:
@@ -461,7 +507,7 @@ def _read(question: Question, answer: Any) -> float | str:
     if not question.choices:
         if isinstance(answer, str):
             with suppress(ValueError, ZeroDivisionError):
-                answer = _typed(question, answer)
+                answer = _typed(answer, question.percent)
         if isinstance(answer, bool) or not isinstance(answer, Real):
             raise ValueError(f"expected a number, got {given}")
         return float(answer)
@@ -474,12 +520,12 @@ def _read(question: Question, answer: Any) -> float | str:
     return choice
 
 
-def _typed(question: Question, text: str) -> float:
-    """Return a number as people write it: 1/20, or 76 %."""
+def _typed(text: str, percent: bool = False) -> float:
+    """Return a number as people write it: 1/20, or 76 %, which is 76 in percent."""
     plain = "".join(text.split()).replace("−", "-")
     above, _, below = plain.removesuffix("%").partition("/")
     value = float(above) / float(below or 1)
-    return value / 100 if plain.endswith("%") and not question.percent else value
+    return value / 100 if plain.endswith("%") and not percent else value
 
 
 def _tried(question: Question, computed: Any) -> float | str | None:
