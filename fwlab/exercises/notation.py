@@ -282,7 +282,7 @@ def bare(function: Answer) -> str:
 
 
 def printed(exercise: Exercise) -> str:
-    """Return the solution with its imports, and with the solutions that it calls."""
+    """Return the solution with its imports, and with the functions that it calls."""
     imports: dict[str, None] = {}
     functions: list[str] = []
     found = [exercise.reference]
@@ -290,8 +290,12 @@ def printed(exercise: Exercise) -> str:
         nodes = ast.walk(ast.parse(bare(each)))
         used = {node.id for node in nodes if isinstance(node, ast.Name)}
         functions.append(bare(each))
-        for name in used & EXERCISES.keys() - {f.__name__ for f in found}:
-            found.append(EXERCISES[name].reference)
+        for name in sorted(used - {f.__name__ for f in found}):
+            helper = vars(sys.modules[each.__module__]).get(name)
+            if name in EXERCISES:
+                found.append(EXERCISES[name].reference)
+            elif getattr(helper, "__module__", "") == each.__module__:
+                found.append(helper)
         source = ""
         with suppress(OSError, TypeError):  # a cell of a notebook
             source = inspect.getsource(sys.modules[each.__module__])
