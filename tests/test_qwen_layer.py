@@ -1,9 +1,18 @@
 """The layer of notebook 11 is that of transformers, and its stored runs are complete."""
 
+import sys
+
 import pytest
 import torch
 
-from fwlab.exercises.course.to_qwen import measured, modern_layer, published, ran
+from fwlab.exercises.course.to_qwen import (
+    as_published,
+    measured,
+    modern_layer,
+    new_qwen,
+    published,
+    ran,
+)
 from fwlab.ops.linear.sum import read
 
 
@@ -41,3 +50,15 @@ def test_the_tracer_names_what_of_fwlab_runs():
     assert not [name for name in names if not name.startswith("fwlab.exercises.course")]
     assert "fwlab.ops.linear.sum.read" in ran(read, torch.ones(2, 2), torch.ones(2))
     assert ran(torch.ones, 3) == []
+
+
+@pytest.mark.parametrize("who", ["transformers", "fwlab.models.load"])
+def test_a_small_qwen_is_a_checkpoint(who, monkeypatch):
+    """All its names are published ones; notebook 11 compares the logits."""
+    if who == "transformers":
+        pytest.importorskip("transformers.models.qwen3_5")
+    else:
+        monkeypatch.setitem(sys.modules, "transformers", None)
+    _, weights = new_qwen(5)
+    said = as_published(weights, torch.zeros(1, 3, dtype=torch.long), torch.zeros(1))
+    assert f"It does not compute the logits of all 3 tokens as {who} does" in said
