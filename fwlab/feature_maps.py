@@ -24,7 +24,7 @@ from fwlab import arguments
 
 
 def needs_plain_formula() -> bool:
-    """Say whether `torch.compile`, `torch.func` or forward mode transforms a call.
+    """Return True if `torch.compile`, `torch.func` or forward mode transforms a call.
 
     Then a formula has to be plain: numbers cannot decide what is computed, and a
     backward pass by hand says nothing about tangents.
@@ -89,7 +89,7 @@ class _Quotient(torch.autograd.Function):
 
 
 def denominator(total: Tensor) -> Tensor:
-    """Return what `divide` divides by: infinity in place of an empty total.
+    """Return the denominator of `divide`: infinity in place of a total of 0.
 
         >>> denominator(torch.tensor([2.0, 0.0]))
         tensor([2., inf])
@@ -164,7 +164,7 @@ def _saturated(x: Tensor) -> Tensor:
 
 
 def _extreme(total: Tensor) -> bool:
-    """Say whether a gradient divided by one of these numbers may be infinite.
+    """Return True if a gradient divided by one of these numbers may be infinite.
 
     Float16 has so few exponents that it always may. For other dtypes only a CPU looks:
     a GPU would have to be waited for.
@@ -325,7 +325,7 @@ class FeatureMap(nn.Module):
         return self(like.new_empty(0, d)).shape[-1]
 
     def scaled(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        r"""Features that stay in range, and the logarithm of their scale.
+        r"""Return features that stay in range, and the logarithm of their scale.
 
         $\phi(x)$ = features $\cdot\, e^{\text{scale}}$. If the scale cancels later, the
         features alone are enough. Autograd treats the scale as a constant.
@@ -562,7 +562,7 @@ class RandomFeatures(FeatureMap):
 def gaussian_directions(
     count: int, d: int, orthogonal: bool, generator: torch.Generator | None = None
 ) -> Tensor:
-    r"""Rows, each of which is distributed as $\mathcal N(0, I_d)$.
+    r"""Draw rows, each distributed as $\mathcal N(0, I_d)$.
 
     Orthogonal rows come in blocks of `d` (Choromanski et al. 2021, section 3.2). This
     lowers the variance of the estimate and keeps it unbiased: each block is a uniformly

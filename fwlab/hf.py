@@ -181,7 +181,7 @@ def _convolve(
     cu_seq_lens_q: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
-    """Their convolution, applied to one packed document after another."""
+    """Apply the model's convolution to one packed document after another."""
     if cu_seq_lens_q is None:
         return theirs(x, *weights, **options)
     options.pop("seq_idx", None)  # the documents again
@@ -392,7 +392,7 @@ class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits of the next token at every position.
+        """Compute the logits of the next token at every position.
 
         - `input_ids`: `int64 [batch, time]`.
         - `attention_mask`: `[batch, past + time]`, 0 = padding, as `key_mask` of

@@ -225,7 +225,7 @@ def _file(path: Path) -> str:
 
 
 def _folder(folder: Path) -> Text:
-    """Return the files of a folder and of those inside it, each a document."""
+    """Return all files below a folder, each as one document."""
     # A name with a dot hides what is not text, such as the files of git.
     names = (path.relative_to(folder).parts for path in folder.rglob("*"))
     shown = sorted(

@@ -77,7 +77,7 @@ def compiled(text: str) -> tuple[Callable[..., Tensor], list[str]]:
 
 
 def _refused(node: Any, parent: Any, known: set[str]) -> str:
-    """Say why the language does not have a part of a text; "" = it does."""
+    """Return why the language does not allow a part of a text; "" = it does."""
     name = getattr(node, "id", None)
     if isinstance(node, ast.operator) and not isinstance(node, ALLOWED):
         both = ast.BinOp(ast.Name("a"), node, ast.Name("b"))

@@ -37,7 +37,7 @@ VERDICT = "application/vnd.fwlab.verdict+json"
 
 
 class Submission(NamedTuple):
-    """The notebook that a learner hands in, as `read` finds it.
+    """Hold a submitted notebook, as `read` returns it.
 
     - `notebook`: its path.
     - `cells`: the source of each code cell.
@@ -53,7 +53,7 @@ class Submission(NamedTuple):
 
 
 def read(notebook: Path) -> Submission:
-    """Read what a learner hands in. What is no notebook says why."""
+    """Read a submitted notebook; a file that is none gets the reason."""
     got = "no file"
     errors = (OSError, ValueError, LookupError, TypeError, AttributeError)
     with suppress(*errors, RecursionError):
@@ -172,7 +172,7 @@ def report(graded: dict[str, Any]) -> str:
 
 
 def caution() -> str:
-    """Say what nothing protects from notebooks on this machine; "" = bubblewrap does."""
+    """Return a warning of what graded notebooks can reach here; "" with bubblewrap."""
     return (
         ""
         if _bubblewrap()
@@ -203,7 +203,7 @@ def _run(
 
     class Client(NotebookClient):
         def output(self, outs: Any, message: Any, *place: Any) -> None:
-            """Receive what a cell shows; only the verdicts matter."""
+            """Receive the output of a cell, and keep its verdicts."""
             match message["content"].get("data", {}).get(VERDICT):
                 case {"name": str(name), "why": str(why)}:  # not what a notebook forged
                     verdicts.append((name, why))
@@ -271,7 +271,7 @@ def _run(
 
 
 def prepare(own: tuple[str, str] | None, gib: float) -> None:
-    """Make a kernel say what `check` finds there, and limit its memory."""
+    """Set up a kernel to report verdicts of `check`, and limit its memory."""
     from IPython import get_ipython
 
     # It gets through also where a cell captures its output.
@@ -288,7 +288,7 @@ def prepare(own: tuple[str, str] | None, gib: float) -> None:
 
 
 def _kill(kernel: "subprocess.Popen[bytes]") -> None:
-    """End a kernel and what it has started."""
+    """Kill a kernel and its child processes."""
     with suppress(ProcessLookupError, PermissionError):
         if hasattr(os, "killpg"):
             os.killpg(kernel.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Remember what a reader has done, in the folder of the course."""
+"""Store a reader's progress in the folder of the course."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def note(name: str, right: bool) -> None:
 
 
 def done() -> dict[str, bool]:
-    """Return what was right and what was not, by name, in this session and before."""
+    """Return by name which answers were right, in this session and before."""
     file = place()
     return _session | (read(file) if file else {})
 
@@ -48,13 +48,13 @@ def place() -> Path | None:
 
 
 def found(folder: Path) -> dict[str, bool]:
-    """Read what is remembered in a folder, or in the folder of notebooks inside it."""
+    """Read the progress stored in a folder, or in `notebooks` inside it."""
     files = (place(), folder / FILE, folder / "notebooks" / FILE)
     return next((read(file) for file in files if file and file.is_file()), {})
 
 
 def read(file: Path) -> dict[str, bool]:
-    """Read what a file remembers; nothing if it cannot be read."""
+    """Read the progress in a file; empty if the file cannot be read."""
     try:
         content = json.loads(file.read_bytes())
     except (OSError, ValueError):

@@ -53,7 +53,7 @@ class Checks:
     expected: Answer | None = None
 
     def shape(self, *sizes: Any, draw: Draw | None = None) -> Holds:
-        """Check that it returns what the reference does: equal shapes, or a number."""
+        """Check that an answer returns the shape and dtype of the solution."""
 
         def holds(answer: Answer, reference: Answer, generator: Generator) -> None:
             for inputs, _ in _cases(draw or self.draw, sizes, generator):
@@ -129,7 +129,7 @@ class Checks:
         return holds
 
     def in_chunks(self, draw: Draw | None = None, time: int = 1024) -> Holds:
-        """Check that it does about as much work as the reference, for two chunk sizes.
+        """Check that an answer does about as much work as the solution, in two chunk sizes.
 
         - `draw`: takes a generator, a number of steps and a size of chunks; keys `k`
           and values `v` have to be wide.
@@ -169,7 +169,7 @@ class Mode(TorchDispatchMode):
 
 
 class Work(Mode):
-    """Counts what PyTorch does meanwhile.
+    """Count PyTorch's operators, products and bytes in a `with` block.
 
     - `operators`: how many it calls.
     - `products`: how many numbers they make, where a sum of products of numbers

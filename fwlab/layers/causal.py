@@ -168,7 +168,7 @@ def with_state(found: Any) -> tuple[Tensor, Any]:
 
 
 def is_plain(layer: Any) -> bool:
-    """Say whether a linear layer or a norm is its weight, which nothing watches."""
+    """Return True if a linear layer or norm can be replaced by its weight: no hooks."""
     return (
         type(layer) in (nn.Linear, nn.LayerNorm)
         and layer.bias is None
@@ -178,7 +178,7 @@ def is_plain(layer: Any) -> bool:
 
 
 def has_hooks(layer: nn.Module) -> Any:
-    """Say whether hooks take part in its calls, or its `forward` is another one."""
+    """Return True if a module has hooks or an overridden `forward`."""
     return (
         layer._forward_hooks
         or layer._forward_pre_hooks

@@ -1,4 +1,4 @@
-"""Compute a token where only numbers are wanted, else None: the short path of `step`."""
+"""Compute one token without autograd, hooks or graphs: the fast path of `step`."""
 
 from typing import Any
 

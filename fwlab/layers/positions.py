@@ -21,7 +21,7 @@ def angles(positions: Tensor, width: int, base: float = 10000.0) -> Tensor:
 
 
 def sinusoids(positions: Tensor, d_model: int) -> Tensor:
-    r"""Sines and cosines of many wavelengths (Vaswani et al. 2017).
+    r"""Return sines and cosines of many wavelengths (Vaswani et al. 2017).
 
     $[\sin p\,\omega; \cos p\,\omega]$ with the `angles` $p\,\omega$.
 

@@ -64,7 +64,7 @@ def apply(
 def rescale(
     layer: Any, q: Tensor, k: Tensor, before: Any, key_mask: Any, cu_seqlens: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    """Compute features in units of the largest scale so far.
+    """Divide features by the largest scale so far.
 
     - `before`: `[batch, heads]`, the largest scale of earlier calls; None = there is none.
     - Returns queries, keys, the decay into the unit of each step, the last scale, and

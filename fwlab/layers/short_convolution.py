@@ -87,7 +87,7 @@ class ShortConvolution(nn.Module):
 def places(
     time: int, past: int, key_mask: Tensor | None, cu_seqlens: Tensor | None, x: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return where inputs go that come before, tokens, and where the last ones are.
+    """Return the indices of earlier inputs, of tokens, and of the last inputs.
 
     Each is `[batch, places]`. A sequence begins with `past` earlier inputs.
     """

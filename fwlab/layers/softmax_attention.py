@@ -106,7 +106,7 @@ class SoftmaxAttention(Causal):
         return 2 * time * self.kv_width
 
     def _mix(self, x: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
-        """Project, let queries attend to all keys so far, and project what they read."""
+        """Project the input, attend to all keys so far, and project the outputs."""
         parts = self.to_q(x), self.to_k(x), self.to_v(x)
         q, k, v = per_head(*parts, width=self.head_width)
         q, k = self._with_positions(q, k, options["key_mask"], state)

@@ -67,7 +67,7 @@ class Piece(NamedTuple):
 
 
 class Family(NamedTuple):
-    """Describe what a checkpoint contains.
+    """Describe the configuration and the names of the weights of a checkpoint.
 
     - `model`: arguments of `LanguageModel`.
     - `pieces`: all its weights.

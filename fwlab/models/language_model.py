@@ -314,7 +314,7 @@ class LanguageModel(nn.Module):
         implementation: str = "auto",
         hidden: list[Tensor] | None = None,
     ) -> Tensor:
-        """Logits of the next token at every position.
+        """Compute the logits of the next token at every position.
 
         - `tokens`: `int64 [batch, time]`, from 0 to `vocab_size - 1`.
         - `cu_seqlens`: integers `[documents + 1]` from 0 to `time`, the borders of
@@ -582,7 +582,7 @@ def _longest(tokens: int | Tensor) -> int:
 
 
 def _stack(mixer: Any, layers: int) -> list[Mixer]:
-    """One mixer per layer; raises unless their number divides that of the layers."""
+    """Return a mixer per layer; raise unless their number divides that of the layers."""
     named = [mixer]
     if isinstance(mixer, str):
         named = [name for part in mixer.split(",") for name in _repeated(part, layers)]
@@ -609,7 +609,7 @@ def _stack(mixer: Any, layers: int) -> list[Mixer]:
 
 
 def _repeated(part: str, layers: int) -> list[str]:
-    """Return a name, as often as what follows a star says."""
+    """Repeat a name by the number after its star."""
     name, star, count = (text.strip() for text in part.partition("*"))
     if star and not (count.isdecimal() and 0 < int(count) <= layers):
         raise ValueError(

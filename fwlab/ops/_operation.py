@@ -1,4 +1,4 @@
-"""Give every operation the same way in and the same way out.
+"""Check arguments, apply masks, and choose a form, for every operation.
 
 An operation is its public function. The annotations of its tensors name their
 dimensions; `match` checks them. What all calls have in common stands here: errors that
@@ -71,7 +71,7 @@ class Range(NamedTuple):
 
 
 class Refused(ValueError):
-    """Say that a form was asked for what it cannot compute."""
+    """Raised if the chosen form cannot compute a call."""
 
 
 class Kernel(NamedTuple):
@@ -87,7 +87,7 @@ class Kernel(NamedTuple):
 
 
 class Dimensions(NamedTuple):
-    """Hold what the annotations of a function say about its tensors, by name."""
+    """Hold the annotated dimensions of a function's tensors, by argument."""
 
     names: dict[str, tuple[str, ...]]
     ranges: dict[str, Range]
@@ -286,7 +286,7 @@ def map_documents(
     state: Any,
     return_state: bool,
 ) -> tuple[Tensor, Any]:
-    """Call an operation once for each packed document, each with a state of its own.
+    """Call an operation once for each packed document, with a separate state.
 
     - `call`: takes a document's `steps` by name, `state` and `return_state`.
     - `steps`: what has one entry for each step, `[1, time, ...]`.
@@ -503,7 +503,7 @@ def time_of(part: Any, dims: int) -> int:
 def is_like(
     x: Any, shape: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> bool:
-    """Say whether `x` is a dense tensor of this kind."""
+    """Return True if `x` is a dense tensor of this kind."""
     return (
         isinstance(x, Tensor)
         and x.layout is torch.strided
@@ -555,7 +555,7 @@ def check_range(op: str, argument: str, x: Tensor, bound: Range) -> None:
 
 
 def is_known(x: Tensor) -> bool:
-    """Say whether numbers of a call may decide how it is computed.
+    """Return True if the values of a call may decide how it is computed.
 
     A GPU would have to be waited for; `torch.func` cannot branch.
     """
@@ -622,7 +622,7 @@ def choose(
 
 @functools.cache
 def warn_once(text: str) -> None:
-    """Warn, no matter how often the same is said."""
+    """Warn at most once for each text."""
     warnings.warn(text, stacklevel=4)
 
 

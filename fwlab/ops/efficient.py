@@ -99,13 +99,13 @@ def compute(x: Inputs, W: Tensor, alone: bool, corrects: bool) -> Any:
 
 
 def is_a_token(x: Inputs, W: Tensor) -> bool:
-    """Say whether there are few steps, and no backward pass may follow."""
+    """Return True if there are few steps and no backward pass may follow."""
     tensors = x.q, x.k, x.v, x.decay, x.strength, x.erase_key, W
     return x.q.shape[1] <= FEW and not needs_backward(*tensors)
 
 
 def has_channel_decay(x: Inputs) -> bool:
-    """Say whether decays are those of key channels, or keys erase before them."""
+    """Return True if decays are per key channel, or keys erase before the decay."""
     return x.early or (x.decay is not None and x.decay.shape[-1] > 1)
 
 
@@ -160,7 +160,7 @@ def take_step(
 
 
 def is_usual(total: Tensor) -> bool:
-    """Say whether it is known that quotients need no care."""
+    """Return True if all denominators are in a safe range (on a CPU only)."""
     if not total.is_cpu or not total.numel():
         return False
     least, most = total.aminmax()
@@ -187,7 +187,7 @@ def one_chunk(x: Inputs, corrects: bool, normalize: bool = False) -> Tensor:
 
 
 class Terms(NamedTuple):
-    """Hold what is to know of n chunks, but for the states before them: (e1) to (e3)."""
+    """Hold the terms of n chunks that do not depend on their states: (e1) to (e3)."""
 
     update: Tensor  # [n, C, value]
     erase: Tensor | None  # [n, C, key]; None in the linear recurrence

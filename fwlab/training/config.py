@@ -215,7 +215,7 @@ class Config:
         )
 
     def block_at(self, step: int) -> int:
-        """Tokens per window at a step.
+        """Return the tokens per window at a step.
 
         - `step`: number of optimiser steps so far, from 0.
         - Returns the length, from `first_block` to `block`.

@@ -49,7 +49,7 @@ class Progress(NamedTuple):
 
 
 class Loss(nn.Module):
-    """A model with its loss: what is compiled, and copied to several processes.
+    """Compute the loss of a model, as the module that is compiled and distributed.
 
     A wrapper of several processes works through `forward`, so this is the only way in.
     """
@@ -416,7 +416,7 @@ class Trainer:
 
     @torch.no_grad()
     def _diverged(self, what: str, step: int) -> str:
-        """Say where it began: at the first output that is not finite."""
+        """Name the first module whose output is not finite."""
         names, found = {m: n for n, m in self.model.named_modules()}, []
 
         def note(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -452,7 +452,7 @@ def device(name: str) -> torch.device:
 
 
 def new_accelerator(config: Config, **options: Any) -> Accelerator:
-    """Make what moves, copies and joins the tensors of a run.
+    """Create the Accelerator of a run.
 
     What the configuration does not say, `accelerate config` and its launcher may.
 

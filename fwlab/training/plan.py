@@ -17,7 +17,7 @@ LOGITS, OPERATIONS = 2**28, 2**38
 
 
 def describe(config: Config, vocabulary: int) -> str:
-    """Train three steps on random tokens, and say what a run will cost.
+    """Train three steps on random tokens, and print what a run will cost.
 
     The steps are those of one process, without compilation and in float32. If a batch
     is too large to try, fewer windows count for all.

@@ -136,7 +136,7 @@ def _latest(last: Path, best: Path, resume: bool) -> Checkpoint | None:
 
 
 def _train(folder: Path, trainer: Trainer) -> dict[str, Any]:
-    """Train to the end, with metrics and checkpoints; return what it took."""
+    """Train to the end, with metrics and checkpoints; return the result of the run."""
     c, started = trainer.config, trainer.step
     peak, before, seconds, tokens = None, peak_mib(), 0.0, 0
     # Forget the lines of steps that the checkpoint does not have.
@@ -234,7 +234,7 @@ def say(trainer: Trainer, text: str) -> None:
 
 
 def _other_rates(config: Config, resumed: Checkpoint) -> str:
-    """Say how another number of steps changes the learning rate; "" = it does not."""
+    """Describe how another number of steps changes the learning rate; "" = it does not."""
     before, step = resumed.config, resumed.step
     ends = (step, config.steps - 1) if 0 < step < config.steps else ()
     if all(config.lr_at(t) == before.lr_at(t) for t in ends):

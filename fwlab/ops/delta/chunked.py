@@ -72,13 +72,13 @@ def delta(x: Inputs, W: Tensor, z: Tensor | None, alone: bool) -> Any:
 
 
 def before(x: Tensor) -> Tensor:
-    """Shift products of decays by a step: those up to the step before."""
+    """Shift products of decays by one step, to exclude the decay of the own step."""
     one = torch.ones_like(x[:, :, :1])
     return torch.cat([one, x[:, :, :-1]], 2)
 
 
 def normalized_delta(x: Inputs, W: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Divide both readings by what the same key reads in $z$.
+    r"""Divide the outputs of keys and queries by their products with $z$.
 
     In (d1) the keys that retrieve are divided by $z_{i-1} \cdot \phi(k_i)$ (Eq. 27): a
     division of rows. In (d2) the answers are divided by $z_i \cdot \phi(q_i)$ (Eq. 28).

@@ -30,7 +30,7 @@ from fwlab.ops.delta.delta import read, steps
 def loop(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, W: Tensor
 ) -> tuple[Tensor, Tensor]:
-    r"""Correct by the best step, then read. The step is as long as
+    r"""Correct by the optimal step, then read. The step is as long as
 
     $$s_i = \frac{\beta_i}{1 + \beta_i\, |k_i|^2} \tag{n7}$$
     """

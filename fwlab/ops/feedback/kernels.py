@@ -423,7 +423,7 @@ def forward(given: Any, keep: bool, normalize: bool) -> Any:
 
 
 class Loop(NamedTuple):
-    """Hold what every step of the backward pass takes: see `backward`."""
+    """Hold the tensors of every step of the backward pass: see `backward`."""
 
     x: Stack
     b: Terms

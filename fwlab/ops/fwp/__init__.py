@@ -87,7 +87,7 @@ def fwp(
 
 
 def _checked(activation: Callable[[Tensor], Any]) -> Callable[[Tensor], Tensor]:
-    """Return the same function; it raises if shape or dtype change."""
+    """Wrap a function so that it raises if it changes shape or dtype."""
 
     def checked(W: Tensor) -> Tensor:
         out = activation(W)

@@ -394,7 +394,7 @@ def backward_inputs(
 
 
 class Form(NamedTuple):
-    """Say how a problem is divided among programs.
+    """Hold the sizes by which a problem is divided among programs.
 
     - `C`: steps per chunk.
     - `BV`, `warps`, `stages`: rows of W and warps per program, and how many chunks are
@@ -600,18 +600,18 @@ def chunked_backward(
 
 
 def like(x: Tensor | None) -> Tensor | None:
-    """Return room for a tensor of the same shape."""
+    """Return an empty tensor of the same shape."""
     return None if x is None else torch.empty_like(x)
 
 
 def sizes(v: Tensor, K: int, plan: Form) -> dict[str, Any]:
-    """Return what all kernels are compiled for."""
+    """Return the compile-time sizes of all kernels."""
     widths = {"K": K, "V": v.shape[-1], "C": plan.C, "BK": padded_width(K)}
     return widths | {"PRECISION": precision(v.dtype)}
 
 
 def present(*tensors: Tensor | None) -> list[Tensor]:
-    """Leave out what is missing."""
+    """Drop the arguments that are None."""
     return [x for x in tensors if x is not None]
 
 

@@ -186,7 +186,7 @@ def _append(
 
 
 class _Buffer:
-    """Hold keys and values, with room for those that are still to come.
+    """Hold keys and values in a buffer with free space for later steps.
 
     A state sees its beginning. Only the state that ends where the buffer is used up
     continues in it: what is written then, no older state can see.
@@ -197,7 +197,7 @@ class _Buffer:
 
 
 class _BufferedCache(KeyValueCache):
-    """Hold a `KeyValueCache` with room to grow; copies have none."""
+    """Hold a `KeyValueCache` whose buffer can grow in place; copies cannot."""
 
     buffer: _Buffer | None = None
 
@@ -232,14 +232,14 @@ def _written(
 
 
 def only_numbers(*tensors: Any) -> bool:
-    """Say whether nothing but numbers is wanted: no gradients, graphs or transforms."""
+    """Return True for plain inference: no gradients, graphs or transforms."""
     if torch.is_grad_enabled() or needs_plain_formula():
         return False
     return all(type(x) is Tensor and not x.is_meta for x in tensors)
 
 
 def goes_on_from(state: Any, x: Tensor, heads: int, width: int) -> bool:
-    """Say whether `step` can continue from a state; see `Causal.step`."""
+    """Return True if `step` can continue from a state; see `Causal.step`."""
     if not isinstance(state, KeyValueCache) or not only_numbers(x):
         return False
     like: Any = {"dtype": x.dtype, "device": x.device}

@@ -248,7 +248,7 @@ def _blocks(start: int, stop: int, least: int, most: int) -> list[slice]:
 
 
 def _add(made: Any, w: Tensor, count: int, dK: Tensor, dV: Tensor) -> None:
-    """Add gradients of what the first tiles see to those of keys and values.
+    """Add the gradients of the first tiles to those of keys and values.
 
     What several tiles see is added piece by piece, each without overlap.
     """
@@ -270,7 +270,7 @@ def _add(made: Any, w: Tensor, count: int, dK: Tensor, dV: Tensor) -> None:
 def _terms(
     x: Any, reach: int, block: slice, check: bool = True
 ) -> tuple[Pairs, Tensor, Tensor, Tensor | None]:
-    """Return what a block sees, and `E`, `X` and `XV` of (e5), 0 beyond the bounds.
+    """Return the visible keys of a block, and `E`, `X` and `XV` of (e5), 0 beyond them.
 
     Usually nothing is beyond: the extremes of all factors say so. Either way those
     within the bounds are the same bits.
