@@ -220,7 +220,7 @@ def l2_normalize(x: Tensor) -> Tensor:
 
 
 def _normalized(x: Tensor, order: int) -> Tensor:
-    """Divide `x` by its sums (order 1) or norms (2): those of `unit_range`, in effect."""
+    """Divide `x` by its sums (order 1) or norms (2), without overflow or underflow."""
     if needs_plain_formula():
         x = unit_range(x)
         return divide(x, _total(x, order))
@@ -294,7 +294,7 @@ def _divided(x: Tensor, order: int) -> tuple[Tensor, Tensor]:
 
 
 def _by_power(x: Tensor, order: int) -> tuple[Tensor, Tensor]:
-    """Do the same with vectors in `unit_range`, and the total in units of `x`."""
+    """Divide vectors by their totals, computed in `unit_range`; return both."""
     power = _power(x)
     x = x / power
     total = _total(x, order)
@@ -382,7 +382,7 @@ def _elu1(x: Tensor) -> Tensor:
 
 
 class _ELU1(torch.autograd.Function):
-    r"""The same in fewer passes; it keeps only $\phi$, since $\phi' = \min(\phi, 1)$."""
+    r"""Compute ELU + 1 in fewer passes; keep only $\phi$, as $\phi' = \min(\phi, 1)$."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -449,7 +449,7 @@ def _dpfp(x: Tensor, nu: int) -> Tensor:
 
 
 class _DPFP(torch.autograd.Function):
-    """The same in half the passes over the features. It keeps only `x`."""
+    """Compute `_dpfp` in half the passes over the features; keep only `x`."""
 
     # Each shift is written into its place in the result: there is
     # nothing to concatenate.
@@ -668,7 +668,7 @@ def _favor(x: Tensor, omega: Tensor, scaled: bool) -> tuple[Tensor, Tensor | Non
 
 
 class _FAVOR(torch.autograd.Function):
-    r"""The same in fewer passes over the features.
+    r"""Compute `_favor` in fewer passes over the features.
 
     A feature below the smallest normal number (2e-308 in float64, 1e-38 in float32)
     becomes 0. It would be subnormal: a processor computes such numbers, and with them,

@@ -320,7 +320,7 @@ class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
 
     @torch.no_grad()
     def _init_weights(self, module: Any) -> None:
-        """Constant tables, which are in no file; the weights are made already."""
+        """Initialise constant tables, which no file holds; weights are initialised already."""
         if not module._non_persistent_buffers_set:
             return
         new = self.config.language_model()

@@ -249,7 +249,7 @@ def _folder(folder: Path) -> Text:
 
 
 def _read(path: Path) -> tuple[str, str]:
-    """Return the text of a file, and why it is no text; "" = it is."""
+    """Return the text of a file, and the reason if it is no text, else ""."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe may keep its reader waiting
             raise CorpusError(

@@ -33,7 +33,7 @@ def done() -> dict[str, bool]:
 
 
 def place() -> Path | None:
-    """Return where this session remembers; None = only until it ends.
+    """Return the file that stores progress; None = progress is lost with the session.
 
     It is the folder of a notebook that somebody works in: not one of a test or
     of continuous integration. The environment variable `FWLAB_PROGRESS` names

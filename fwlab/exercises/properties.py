@@ -69,7 +69,7 @@ class Checks:
         only: Sequence[str] = (),
         **change: Callable[[Any], Any],
     ) -> Holds:
-        """Check that it agrees with the reference, or with the expected result.
+        """Check that an answer agrees with the solution, or with the expected result.
 
         - `of`: the part of the result that counts; None = all of it.
         - `only`: the names of those results that count; none = all of them.
@@ -161,7 +161,7 @@ PRODUCTS |= {"linalg_solve_triangular", "_linalg_solve_ex"}
 
 
 class Mode(TorchDispatchMode):
-    """Sees each operator, and does not load PyTorch's compiler, which takes a second."""
+    """Record each operator, without PyTorch's compiler, which takes a second to load."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

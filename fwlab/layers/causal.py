@@ -37,7 +37,7 @@ class Causal(nn.Module):
         implementation: str = "auto",
         cu_seqlens: Tensor | None = None,
     ) -> Tensor:
-        """Process a whole sequence.
+        """Process a sequence.
 
         - `x`: `[batch, time, d_model]`, as the result.
         - `key_mask`: `bool [batch, time]`, True = real token. Masked steps are skipped,

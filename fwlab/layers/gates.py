@@ -34,7 +34,7 @@ class Beta(nn.Module):
 
 
 class Share(nn.Module):
-    r"""Make $\beta = \sigma(w \cdot x + b)$: the memory fades by what is written.
+    r"""Make $\beta = \sigma(w \cdot x + b)$ of the gated rule, which also decays by it.
 
     Heads $1, 2, 3, \dots$ start to forget $1/2, 1/4, 1/8, \dots$ per step.
     """

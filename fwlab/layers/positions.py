@@ -34,7 +34,7 @@ def sinusoids(positions: Tensor, d_model: int) -> Tensor:
 
 
 def turned(x: Tensor, angle: Tensor) -> Tensor:
-    """Turn pairs of channels by angles: rotary positions (Su et al. 2021).
+    """Rotate pairs of channels by angles: rotary positions (Su et al. 2021).
 
     Channel $i$ of the first half of what is turned forms a pair with channel $i$ of
     the second half, as in the models of transformers.

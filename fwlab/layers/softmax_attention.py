@@ -125,7 +125,7 @@ class SoftmaxAttention(Causal):
     def _with_positions(
         self, q: Tensor, k: Tensor, key_mask: Tensor | None, state: Any
     ) -> tuple[Tensor, Tensor]:
-        """Normalise and turn queries and keys `[batch, time, heads, width]`."""
+        """Normalise and rotate queries and keys `[batch, time, heads, width]`."""
         if self.q_norm is not None and self.k_norm is not None:
             kind = q.dtype
             q, k = normed(self.q_norm, q).to(kind), normed(self.k_norm, k).to(kind)

@@ -148,7 +148,7 @@ class RelativeAttention(Causal):
         return operation.check_parts(*given, shapes, new, new.dtype)
 
     def _keys_and_values(self, x: Tensor) -> Tensor:
-        """Make both in one tensor, since memory, segment and mask treat them alike."""
+        """Return keys and values in one tensor, because segments treat them alike."""
         return torch.cat([*per_head(self.to_k(x), self.to_v(x), heads=self.heads)], -1)
 
     def _attend(self, q: Tensor, keys_values: Tensor, real: Tensor | None) -> Tensor:

@@ -233,7 +233,7 @@ class LanguageModel(nn.Module):
             after = {**form, "post_norm": m.post_norm}
             return Block(m.make(size), d_model, d_ff, dropout, **after)
 
-        # A whole stack is a chain of one block.
+        # A mixer that replaces the stack of blocks is a single block.
         whole = stack[0].whole
         blocks = [stack[0].make(size)] if whole else [block(m) for m in stack]
         self.blocks: Any = nn.ModuleList(blocks)
@@ -577,7 +577,7 @@ class LanguageModel(nn.Module):
 
 
 def _longest(tokens: int | Tensor) -> int:
-    """Return the number of tokens of all rows, or the largest."""
+    """Return the number of tokens so far, of the longest row."""
     return int(tokens.max()) if isinstance(tokens, Tensor) else tokens
 
 

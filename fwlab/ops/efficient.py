@@ -266,7 +266,7 @@ def pieces(inputs: Any, steps: slice, chunk: int, dtype: torch.dtype) -> dict[st
 
 
 def forward(x: Any, keep: bool, corrects: bool, early: bool) -> Results:
-    """Go from the first group of chunks to the last."""
+    """Compute all groups of chunks, from the first to the last."""
     *inputs, W = x
     (k, v), (C, groups) = inputs[1:3], plan(inputs[2])
     dtype = torch.float64 if v.dtype == torch.float64 else torch.float32
@@ -297,7 +297,7 @@ def forward(x: Any, keep: bool, corrects: bool, early: bool) -> Results:
 def backward(
     x: Any, kept: Any, gradients: Any, needed: Any, corrects: bool, early: bool
 ) -> Any:
-    """Go from the last group of chunks to the first."""
+    """Compute the gradients of all groups of chunks, from the last to the first."""
     *inputs, W = x
     (states,), (dy, dW) = kept, gradients
     C, groups = plan(inputs[2])
@@ -316,7 +316,7 @@ def backward(
         cuts = pieces(inputs, steps, C, states.dtype)
 
         def present(leaves: Any, cuts: Any = cuts) -> dict[str, Tensor]:
-            """Return the terms that there are, computed again from the inputs."""
+            """Return the terms that are not None, recomputed from the inputs."""
             terms = summarize(**{**cuts, **leaves}, corrects=corrects, early=early)
             return {name: x for name, x in terms._asdict().items() if x is not None}
 

@@ -264,7 +264,7 @@ class Trainer:
         return total
 
     def _batch(self, part: int = 0) -> Batch:
-        """Take the next part of a batch of which this process reads a share."""
+        """Take part `part` of this process's share of the batch."""
         parts = self.accelerator.num_processes * self.config.accumulate
         part += self.accelerator.process_index * self.config.accumulate
         return self._to_device(

@@ -63,7 +63,7 @@ def implicit_delta_rule(
     beta: Annotated[Tensor, "batch time heads", POSITIVE],
     **options: Unpack[RuleOptions],
 ) -> Inputs:
-    r"""Replace the value of a key by the best step, then read.
+    r"""Replace the value of a key by the optimal step, then read.
 
     $W_t = W_{t-1} + \frac{\beta_t}{1 + \beta_t |k_t|^2} (v_t - W_{t-1} k_t) \otimes
     k_t$ and $y_t = W_t q_t$: the weights that minimise $\|W - W_{t-1}\|^2 + \beta_t

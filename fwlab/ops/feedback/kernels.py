@@ -379,7 +379,7 @@ def _recorded(step: Callable[[], None], device: torch.device) -> torch.cuda.CUDA
 
 
 def _clock(t: int, n: int, like: Tensor) -> Tensor:
-    """Put both into HBM, without a copy that a graph cannot record."""
+    """Store both counters in HBM, without a copy that a graph cannot record."""
     clock = like.new_full((2,), n, dtype=torch.int64)
     clock[:1].fill_(t)
     return clock
