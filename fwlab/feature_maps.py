@@ -252,7 +252,7 @@ class _Normalized(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         return y, total
 
-    # A gradient that is None is 0, and costs nothing. That of $|x|$ is $y$.
+    # A missing gradient is 0. The gradient of $|x|$ is $y$.
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, dn: Tensor | None) -> Any:
         (y, total), by_sum = ctx.saved_tensors, ctx.order == 1

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 Schedule = Callable[[torch.optim.Optimizer, float, int], LRScheduler]
 #: Numbers of a learning curve, at most.
 CURVE = 20
-#: What `fit` does unless it is told otherwise, in words.
+#: The defaults of `fit`, in words.
 SETUP = {
     "optimiser": "Adam, gradients clipped to 1",
     "schedule": "rises for a tenth of the steps, falls along a cosine",

@@ -198,9 +198,9 @@ COMMON = (
     *("attn_implementation", "experts_implementation", "quantization_config"),
     *("auto_map", "_commit_hash"),
 )
-#: What `forward` takes for the loss function of transformers.
+#: Arguments of `forward` that are for the loss function of transformers.
 OF_LOSS = {"num_items_in_batch", "ignore_index", "shift_labels"}
-#: What a collator says of packed documents beside their borders or positions.
+#: Further arguments that a collator passes for packed documents; they are ignored.
 OF_PACKING = {"cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}
 
 

@@ -356,7 +356,7 @@ def _half_lives(ax: Any, layers: Sequence[Layer]) -> None:
     row = 0.5
     for layer in layers:
         for whole, each in zip(*layer.half_life(), strict=True):
-            # What never fades, or at once, is not on a logarithmic axis.
+            # Infinite half-lives and those of 0 are not on a logarithmic axis.
             x = torch.stack([whole, *each.aminmax()])
             at, *ends = x.where((x > 0) & x.isfinite(), math.nan).tolist()
             ax.plot(ends, [row, row], "-", color=plots.FAST, linewidth=1)

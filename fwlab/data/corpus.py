@@ -226,7 +226,7 @@ def _file(path: Path) -> str:
 
 def _folder(folder: Path) -> Text:
     """Return all files below a folder, each as one document."""
-    # A name with a dot hides what is not text, such as the files of git.
+    # Skip hidden files, such as those of git.
     names = (path.relative_to(folder).parts for path in folder.rglob("*"))
     shown = sorted(
         parts for parts in names if not any(p.startswith(".") for p in parts)

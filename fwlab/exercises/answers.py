@@ -40,7 +40,7 @@ class Call:
     result: tuple[Tensor, ...] | None
 
 
-#: All calls of an answer while it is checked.
+#: All calls of an answer during a check.
 calls: ContextVar[list[Call] | None] = ContextVar("calls", default=None)
 
 

@@ -17,7 +17,7 @@ FUNCTIONS = {
     )
 }
 TAKES = {"outer": 2, "maximum": 2, "minimum": 2, "where": 3}  # the others take one
-#: What else a text may be made of: it may run, since it reaches nothing else.
+#: Further syntax that a text may have; it is safe to run, because it reaches no names.
 ALLOWED = (
     *(ast.Return, ast.Assign, ast.AugAssign, ast.Call, ast.Name, ast.expr_context),
     *(ast.Constant, ast.BinOp, ast.UnaryOp, ast.UAdd, ast.USub, ast.Add, ast.Sub),

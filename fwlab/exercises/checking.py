@@ -587,7 +587,7 @@ def _stop(thread: threading.Thread, answer: Answer) -> str:
         frame = frame.f_back
     place = where(answer, frames[::-1])
     end = time.monotonic() + 1
-    # An answer may catch it, so ask more than once.
+    # An answer may catch the exception, so raise it more than once.
     while thread.is_alive() and time.monotonic() < end:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(
             ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)

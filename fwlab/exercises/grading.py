@@ -26,7 +26,7 @@ PASSED = (
     *("PATH", "LANG", "LC_ALL", "TZ", "OMP_NUM_THREADS"),
     *("LD_LIBRARY_PATH", "SYSTEMROOT"),
 )
-#: What bubblewrap shows of the file system, beside Python and its packages.
+#: Folders that are visible under bubblewrap, beside Python and its packages.
 SEEN = ("/usr", "/bin", "/lib", "/lib64", "/opt", "/nix", "/etc/alternatives")
 #: The largest size of a notebook, in bytes.
 LARGE = 2**26
@@ -166,7 +166,7 @@ def report(graded: dict[str, Any]) -> str:
         lines.append(f"not finished: {graded['ended']}")
     if not graded["listed"]:
         lines.append("it lists no exercises; these are the ones it checks")
-    # Without what a terminal might obey.
+    # Remove control characters, which a terminal might obey.
     printed = ("".join(c if c.isprintable() else " " for c in line) for line in lines)
     return "\n".join(printed)
 
@@ -274,7 +274,7 @@ def prepare(own: tuple[str, str] | None, gib: float) -> None:
     """Set up a kernel to report verdicts of `check`, and limit its memory."""
     from IPython import get_ipython
 
-    # It gets through also where a cell captures its output.
+    # This output arrives also if a cell captures its own.
     publish = get_ipython().display_pub.publish
     checking.listener = lambda name, why: publish({VERDICT: {"name": name, "why": why}})
     if own:
@@ -306,7 +306,7 @@ def _bubblewrap() -> tuple[str, ...]:
     python = (sys.prefix, sys.base_prefix, Path(sys.executable).resolve().parents[1])
     seen = map(str, (*SEEN, *python, *_path()[1:], Path(__file__).parents[1]))
     command = (
-        # What interrupts a cell should not end bwrap.
+        # The signal that interrupts a cell must not end bwrap.
         *("env", "--ignore-signal=INT"),
         *("bwrap", "--unshare-all", "--die-with-parent", "--cap-drop", "ALL"),
         *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"),

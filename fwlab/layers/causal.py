@@ -26,7 +26,7 @@ class Causal(nn.Module):
     one_token = "naive"
     #: The dimensions of an input.
     dims = "batch time d_model"
-    #: Where the linear layer is whose weights have the dtype and device of inputs.
+    #: The path of the linear layer whose weights have the dtype and device of inputs.
     first_layer = "to_q"
     d_model: int
 

@@ -83,7 +83,7 @@ def _preset(rule: str, **options: Any) -> dict[str, Any]:
     return {"rule": rule, **shared, "conv_size": 4, "out_norm": True, **options}
 
 
-#: What a published layer sets besides its sizes, by the names of
+#: The options of published layers besides their sizes, by the names of
 #: `FastWeightAttention.like`.
 PRESETS = {
     # Yang et al. 2024, arXiv:2406.06484; DeltaNet of flash-linear-attention.

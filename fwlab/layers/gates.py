@@ -167,7 +167,7 @@ class Ask(nn.Module):
         return torch.sigmoid(self.logit).expand(*x.shape[:2], -1)
 
 
-#: Old names of parameters, and what they are called now.
+#: Old names of parameters, and their names of today.
 RENAMED = {
     "to_beta": "gates.beta.projection",
     "beta_bias": "gates.beta.bias",

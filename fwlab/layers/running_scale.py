@@ -57,7 +57,7 @@ def apply(
     if state is not None:
         state = ops.ScaledState(memory, before.double())
     y, state = apply(layer, x, qk.double(), v.double(), state, **options)
-    # What comes later must not change what came before by a single bit.
+    # Later inputs must not change earlier outputs by a single bit.
     return torch.where(late[..., None, None], y.to(dtype), early), state
 
 

@@ -136,7 +136,7 @@ class SoftmaxAttention(Causal):
         else:
             positions = key_mask.cumsum(1) - 1
         # How many real tokens came before: a number, or one of each row. The operation
-        # says later what is no state.
+        # raises later if this is no state.
         if isinstance(state, ops.KeyValueCache):
             past: Any = operation.time_of(state.k, 4)
             if state.mask is not None:

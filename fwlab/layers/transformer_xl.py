@@ -110,7 +110,7 @@ class RelativeAttention(Causal):
         end = past + time
         seen = later = torch.cat([memory, segment, new], 1)
         if torch.is_grad_enabled() and end - start > self.segment:
-            # What a later segment sees of a token: the same keys and values, with
+            # A later segment sees a token by the same keys and values, with
             # gradients to the projections but not to the token itself.
             again = self._keys_and_values(x.detach())
             later = torch.cat([memory, segment.detach(), again], 1)

@@ -124,7 +124,7 @@ MIXERS: dict[str, Mixer] = {
 
 #: The form of the blocks of a mixer that replaces the whole stack.
 USUAL = {"norm": "layer", "mlp": "gelu", "norm_eps": 1e-5}
-#: What `cu_seqlens` and `key_mask` need.
+#: The mixers that `cu_seqlens` and `key_mask` need, in words of errors.
 PACKS = (
     "a mixer that can keep packed documents apart with cu_seqlens (fast weights or "
     "aft-simple)"

@@ -26,11 +26,11 @@ EVERY, SEQUENCES = 100, 20
 SOLVED, PATIENCE = 0.001, 11
 #: Beyond capacity: stop after this many evaluations without this gain.
 SHORT_PATIENCE, GAIN = 5, 0.002
-#: What a training sequence is asked: as published, or all that is evaluated.
+#: The queries of a training sequence: as published, or all keys.
 ONE, ALL = "one key", "all keys"
-#: Sequences per optimiser step; those that are asked more can be fewer.
+#: Sequences per optimiser step; with more queries each, fewer are enough.
 BATCH = {ONE: 32, ALL: 8}
-#: What `train` does unless it is told otherwise, in words.
+#: The defaults of `train`, in words.
 SETUP = {"optimiser": "Adam", "schedule": "constant", "lr": 1e-3}
 RULES = "sum", "delta", "gated", "fwm", "softmax"
 
@@ -186,7 +186,7 @@ class Retriever(nn.Module):
             )
             return solved.mT * beta[:, None]
         if self.rule == "gated":
-            # What is left of a write after all that follow it.
+            # The fraction of a write that is left after all later ones.
             kept = F.logsigmoid(-logits)
             left = (kept.flip(-1).cumsum(-1).flip(-1) - kept).exp()
             match = match * (beta * left)[:, None]

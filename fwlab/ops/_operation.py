@@ -50,7 +50,7 @@ class Options(TypedDict, total=False):
     implementation: str
 
 
-#: What an option is where it is not given.
+#: The default of each option.
 DEFAULTS: dict[str, Any] = {
     "key_mask": None,
     "state": None,

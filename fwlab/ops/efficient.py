@@ -78,7 +78,7 @@ def delta(x: Inputs, W: Tensor, z: Tensor | None, alone: bool) -> Any:
     assert x.erase_key is not None
     held = (before * x.erase_key).sum(-1, keepdim=True)
     held = held if x.decay is None else x.decay * held  # of a head
-    # Eq. 27 divides what the key retrieves: the same as to divide the key.
+    # Eq. 27 divides the retrieved value, which is the same as dividing the key.
     erase_key = divide(x.erase_key, held)
     x = Inputs(x.decay, x.strength, erase_key, x.q, x.k, x.v, x.early)
     y, W = compute(x, W, alone, corrects=True)
@@ -334,7 +334,7 @@ def backward(
         d_state, after = d_states[0], d_states[1:].flatten(0, 1)
         if not corrects:
             dU.baddbmm_(terms.write, after.mT)
-        # Those of all terms, by (e1) to (e3); from there, autograd goes on.
+        # Gradients of all terms, by (e1) to (e3); autograd continues from there.
         U, d_terms = terms.update, {"update": dU}
         if terms.erase is not None:
             U = torch.baddbmm(U, terms.erase, before.mT)

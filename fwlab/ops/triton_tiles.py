@@ -155,7 +155,7 @@ def decays(
 
     Without `gammas` and `products` there is no decay.
     """
-    # Past the end it stays what it was.
+    # Past the end the product does not change.
     inside = tl.minimum(t, remaining - 1)
     gamma = scalars(gammas, origin, inside, remaining, heads, 1.0)
     if products is None:

@@ -187,7 +187,7 @@ class Trainer:
         self.loss, self.optimizer = self.accelerator.prepare(
             Loss(self.model), self._new_optimizer(), device_placement=[False, False]
         )
-        #: With `carry`: what the next windows begin with, one state for each part of a
+        #: With `carry`: the initial states of the next windows, one for each part of a
         #: batch.
         self.states: list[Any] = [None] * config.accumulate
         if resume is not None:

@@ -81,7 +81,7 @@ def run_in(
             (folder / RESULT).unlink(missing_ok=True)
             names = CONFIG, METRICS, RESULT
             for path in (*(folder / name for name in names), last, best):
-                # What a killed run was writing: see `replacing`.
+                # Temporary files of a killed run: see `replacing`.
                 for part in path.parent.glob(f".{path.name}.{8 * '[0-9a-f]'}"):
                     part.unlink()
             write_json(folder / CONFIG, about | provenance(command))
@@ -158,7 +158,7 @@ def _train(folder: Path, trainer: Trainer) -> dict[str, Any]:
             dynamic_ncols=True,
             disable=silent,
         ) as bar,
-        # A line at once, so that a killed run has written what it knew.
+        # Flush each line, so that a killed run loses none.
         open(path, "a", buffering=1, encoding="utf-8") as lines,
     ):
         for progress in trainer.run():

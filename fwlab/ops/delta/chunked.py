@@ -88,13 +88,13 @@ def normalized_delta(x: Inputs, W: Tensor, z: Tensor) -> tuple[Tensor, Tensor, T
         W.dtype, x.decay, x.q, x.k, x.v, x.erase_key, x.strength
     ):
         gamma, Gamma = decays(d)
-        # What the keys retrieve, and from it what is written.
+        # The values that the keys retrieve, and from them the rows of U.
         L = scores(R, K, Gamma).tril(-1)
         P = scores(Q, K, Gamma).tril()
         held = gamma * R @ z[..., None] + L.sum(-1, True)
         V_bar = divide(gamma * R @ W.mT, held)  # Eq. 27
         U = solve(b * divide(L, held), b * (V - V_bar))  # (d1)
-        # What the queries read, and both states after the chunk.
+        # The outputs, and both states after the chunk.
         total = gamma * Q @ z[..., None] + P.sum(-1, True)
         y.append(divide(gamma * Q @ W.mT + P @ U, total))  # Eq. 28
         W = carry(W, U, K, d)  # (d3)

@@ -51,7 +51,7 @@ def strength(k: Tensor, beta: Tensor) -> Tensor:
     return beta / (1 + beta * k.square().sum(-1))
 
 
-#: What `beta` may be.
+#: The range of `beta`.
 POSITIVE = Range(0, INFINITE, "pass a weight, such as softplus(beta)")
 
 

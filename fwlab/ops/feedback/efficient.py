@@ -43,7 +43,7 @@ from torch.nn import functional as F
 from fwlab.ops._recurrence import Recurrence
 from fwlab.ops.feedback.weights import EPS, FeedbackWeights
 
-#: Steps whose gradients for older memories are collected.
+#: Steps per block, whose gradients for older memories are added at once.
 BLOCK = 32
 
 #: Steps from which transposing the weights pays.

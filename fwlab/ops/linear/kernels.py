@@ -292,7 +292,7 @@ def backward_inputs(
         unit = tl.max(tl.abs(reciprocals), 0)
         dd = scalars(dtotal, origin, t, remaining, heads, 0.0)
 
-    # How much each step reads of what each earlier step wrote.
+    # The weight with which each step reads the write of each earlier step.
     YE = tl.zeros([C, C], tl.float32)
     VE = tl.zeros([C, C], tl.float32)
     for first in range(0, V, BV):
@@ -303,7 +303,7 @@ def backward_inputs(
             g = rows(dv, origin, t, remaining, heads, first, V, BV)
             VE += product(g, tl.trans(e), TYPE, PRECISION)
     if total is not None:
-        # What follows cancels (Eq. 19 does not change with the length
+        # The following terms cancel (Eq. 19 does not change with the length
         # of q), so dy is multiplied as it came, without rounding.
         YE = YE * reciprocals[:, None] + dd[:, None]
     strict = t[:, None] > t[None, :]
@@ -512,7 +512,7 @@ def chunked_forward(x: Tensors, keep: bool, solve: Callable | None) -> Results:
         )
     if keep or split:
         states = v.new_empty(n * programs, V, K)
-    # What an additive rule writes are the values.
+    # An additive rule writes the values themselves.
     E = None if X is None or states is None else torch.empty_like(v)
     if z is not None:
         z_end, total = torch.empty_like(z), z.new_empty(v.shape[:3])
