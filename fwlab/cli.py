@@ -89,7 +89,7 @@ def train(
     )
     commands = [f"fwlab generate {run}"]
     if any(isinstance(part, FastWeightAttention) for part in trainer.model.modules()):
-        # What replaces it without a network has another hash.
+        # Without a network, Python's library replaces it, which has another hash.
         shakespeare = CORPORA["shakespeare"].hash.endswith(trainer.corpus_sha256)
         text = config.corpus or ("shakespeare" if shakespeare else "python")
         more = f"--text {shlex.quote(text)} --out {picture}"

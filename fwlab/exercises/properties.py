@@ -214,7 +214,7 @@ class Work(Mode):
 def _works_in_chunks(
     answer: Answer, reference: Answer, draw: Callable[[int], dict[str, Any]], time: int
 ) -> None:
-    """Raise `Wrong` unless an answer works in chunks; `draw` takes their size."""
+    """Raise `Wrong` unless an answer works in chunks, whose size `draw` takes."""
     more = []
     for chunk in (64, 32):
         inputs = draw(chunk)

@@ -103,7 +103,7 @@ MIXERS: dict[str, Mixer] = {
             s.heads,
             s.layers,
             s.d_ff,
-            # Half and half: a training window holds a segment with memory.
+            # A training window holds a segment and as much memory.
             memory=s.max_len // 2,
             segment=(s.max_len + 1) // 2,
             dropout=s.dropout,

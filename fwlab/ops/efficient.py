@@ -308,7 +308,7 @@ def backward(
         for name, part, need in zip(NAMES, inputs, needed, strict=False)
         if need
     }
-    # A group ends where the one after it, done before, begins.
+    # A group ends where the next one, which is already computed, begins.
     end = len(states) - 1
     for steps, n in reversed(groups):
         dY = cut(dy, steps, C, states.dtype)
