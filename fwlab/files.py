@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-#: Names of what cannot be written to, by the letters of `ls -l`.
+#: Kinds of files that cannot be written to, by the letters of `ls -l`.
 OTHERS = {"d": "folder", "c": "device", "b": "device", "p": "pipe", "s": "socket"}
 OTHERS["l"] = "symbolic link"
 
@@ -29,7 +29,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     target = destination(path)
     part = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-    # What is not for others is not for them while it is written, either.
+    # Others must not read a private file while it is written, either.
     part.touch(0o600 if target.exists() else 0o666, exist_ok=False)
     try:
         mode = (target if target.exists() else part).stat().st_mode

@@ -44,7 +44,7 @@ class Property:
 
     @cached_property
     def holds(self) -> Holds:
-        """Takes answer, solution and a seeded generator; raises `Wrong` if it fails."""
+        """Check an answer with a seeded generator; raise `Wrong` if it fails."""
         scope, expected = self.solution.__globals__, None
         try:
             if self.right:
@@ -122,7 +122,7 @@ class Exercise:
 
     @property
     def misconceptions(self) -> list[tuple[str, "Misconception"]]:
-        """Return the functions that many write instead, each after what is wrong with it."""
+        """Return the common wrong functions, each with its explanation."""
         return [
             (text, function)
             for each in self.properties
@@ -148,7 +148,7 @@ def exercise(
     start: str = "",
     open: bool = False,
 ) -> Callable[[Answer], Answer]:
-    """Make an exercise of the solution below, which goes into `EXERCISES`.
+    """Register the decorated solution as an exercise in `EXERCISES`.
 
     - `draw`: draws the arguments of its checks.
     - `returns`: names of the results, if there are several.
@@ -331,7 +331,7 @@ def _items(function: Answer) -> list[tuple[str, str, list[str]]]:
 
 
 def _draws_alone(draw: Draw | None) -> bool:
-    """Tell whether a function draws with a generator and nothing else."""
+    """Return True if a function takes only a generator."""
     if draw is None:
         return False
     _, *others = inspect.signature(draw).parameters.values()
@@ -365,7 +365,7 @@ def _edited(function: Answer, line: str, source: str, edits: str) -> str:
 
 
 def _defined(name: str, source: str, beside: Answer) -> Answer:
-    """Compile the function of this name from a source that stands beside another."""
+    """Compile the function of this name from a source that calls another function."""
     scope = dict(beside.__globals__)
     exec(compile(source, f"<{name}, changed>", "exec"), scope)
     defined: Answer = scope[name]

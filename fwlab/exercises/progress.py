@@ -1,4 +1,4 @@
-"""Remember what a reader has done, in the folder of the course."""
+"""Store a reader's progress in the folder of the course."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def note(name: str, right: bool, sure: float | None = None) -> None:
 
 
 def done() -> dict[str, bool]:
-    """Return what was right and what was not, by name, in this session and before."""
+    """Return by name which answers were right, in this session and before."""
     file = place()
     return _session | (read(file) if file else {})
 
@@ -47,7 +47,7 @@ def given() -> dict[str, float]:
 
 
 def place() -> Path | None:
-    """Return where this session remembers; None = only until it ends.
+    """Return the file that stores progress; None = progress is lost with the session.
 
     It is the folder of a notebook that somebody works in: not one of a test or
     of continuous integration. The environment variable `FWLAB_PROGRESS` names
@@ -62,13 +62,13 @@ def place() -> Path | None:
 
 
 def found(folder: Path) -> dict[str, bool]:
-    """Read what is remembered in a folder, or in the folder of notebooks inside it."""
+    """Read the progress stored in a folder, or in `notebooks` inside it."""
     files = (place(), folder / FILE, folder / "notebooks" / FILE)
     return next((read(file) for file in files if file and file.is_file()), {})
 
 
 def read(file: Path) -> dict[str, bool]:
-    """Read what a file remembers; nothing if it cannot be read."""
+    """Read the progress in a file; empty if the file cannot be read."""
     known = _content(file).items()
     return {name: right for name, right in known if isinstance(right, bool)}
 

@@ -100,7 +100,7 @@ class Question:
 
     @property
     def percent(self) -> bool:
-        """True if the answer is a number of percent."""
+        """Return True if the answer is in percent."""
         return bool(re.search("(in|many) percent", self.text))
 
     @property
@@ -134,7 +134,7 @@ def _question(name: str, notebook: str, table: dict[str, Any]) -> Question:
 
 
 def _all() -> dict[str, Question]:
-    """Collect what all notebooks ask. Raises `ValueError` if two use the same name."""
+    """Collect the questions of all notebooks; raise if two share a name."""
     every: dict[str, Question] = {}
     for file in sorted(Path(__file__).with_name("course").glob("*.toml")):
         for name, table in tomllib.loads(file.read_text("utf-8")).items():
@@ -160,7 +160,7 @@ def say(text: str) -> None:
 
 
 def check_formula(name: str, **blanks: Any) -> bool:
-    """Check the blanks of a derivation with random numbers, and say what is wrong.
+    """Check the blanks of a derivation with random numbers, and explain wrong ones.
 
     - `name`: the derivation.
     - `blanks`: for each letter a Python expression, in quotes: `a="beta * k"`.
@@ -204,7 +204,7 @@ def _print(derivation: Question) -> None:
 
 
 def _wrong(derivation: Question, letter: str, expression: Any) -> str:
-    """Say what is wrong with the expression in a blank; "" = nothing."""
+    """Return the error of the expression in a blank; "" = no error."""
     blank = derivation.blanks[letter]
     if str(expression).strip() in ("Ellipsis", "...", ""):
         return "still empty."
@@ -226,7 +226,7 @@ def _wrong(derivation: Question, letter: str, expression: Any) -> str:
 
 
 def _counterexample(derivation: Question, letter: str, expression: Any) -> str:
-    """Numbers for which an expression is wrong, as small as can be found."""
+    """Find the smallest numbers for which an expression is wrong."""
     truth = derivation.blanks[letter].truth
 
     def both(given: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -369,7 +369,7 @@ def predict(name: str, answer: Any = ..., sure: Any = None) -> None:
 
 
 def reveal(name: str, computed: Any = None) -> None:
-    """Print the answer to a question, and what a wrong prediction overlooks.
+    """Print the answer to a question, and explain a wrong prediction.
 
     - `name`: the question.
     - `computed`: what the notebook has found. If that is not the answer, both
@@ -415,7 +415,7 @@ def quiz(name: str, answer: Any = ...) -> None:
 
 
 def predictions() -> Figure | None:
-    """Print how many predictions were right, and what to look at again.
+    """Print how many predictions were right, and which notebooks to look at again.
 
     The first answer to each question counts, in this session and in earlier ones.
 
@@ -463,7 +463,7 @@ def _calibration(answers: list[tuple[float, bool]]) -> Figure:
 
 
 def is_right(question: Question, answer: Any) -> bool:
-    """Tell whether an answer is the right one, within the question's tolerance."""
+    """Return True if an answer is right, within the question's tolerance."""
     return _near(question, answer, question.truth)
 
 
@@ -529,7 +529,7 @@ def _typed(text: str, percent: bool = False) -> float:
 
 
 def _tried(question: Question, computed: Any) -> float | str | None:
-    """Return what a notebook has found; where that is no answer, as text."""
+    """Return a notebook's value, as text if it is not a valid answer."""
     try:
         return None if computed is None else _read(question, computed)
     except ValueError:

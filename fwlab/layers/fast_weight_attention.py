@@ -25,7 +25,7 @@ from fwlab.ops import _operation as operation
 
 
 class Rule(NamedTuple):
-    """Say how a layer uses a rule.
+    """Hold the operation, gates and defaults of a rule in a layer.
 
     - `operation`: the layer calls it with queries, keys, values and the gates.
     - `gates`: what makes the module of each gate, by the operation's names.
@@ -83,7 +83,7 @@ def _preset(rule: str, **options: Any) -> dict[str, Any]:
     return {"rule": rule, **shared, "conv_size": 4, "out_norm": True, **options}
 
 
-#: What a published layer sets besides its sizes, by the names of
+#: The options of published layers besides their sizes, by the names of
 #: `FastWeightAttention.like`.
 PRESETS = {
     # Yang et al. 2024, arXiv:2406.06484; DeltaNet of flash-linear-attention.
@@ -299,7 +299,7 @@ class FastWeightAttention(Causal):
         return heads * per_head + past
 
     def _mix(self, x: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
-        """Project, apply the rule, and project what the heads read."""
+        """Project the input, apply the rule, and project the outputs of the heads."""
         before = None
         if self.conv is not None and state is not None:
             operation.check_state("FastWeightAttention", state, ops.ConvState)
@@ -378,7 +378,7 @@ class FastWeightAttention(Causal):
     def _apply_rule(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, **options: Any
     ) -> tuple[Tensor, Any]:
-        """Call the rule with its gates; return what heads read, and the state or None.
+        """Call the rule with its gates; return outputs of heads, and the state or None.
 
         - `options`: those of the operation, and perhaps `fading`, the logarithm of a
           decay, besides that of the rule.
@@ -396,7 +396,7 @@ class FastWeightAttention(Causal):
         return found if options["return_state"] else (found, None)
 
     def _norm_and_gate(self, y: Tensor, x: Tensor) -> Tensor:
-        """Normalise what heads read, put it side by side, and gate it."""
+        """Normalise the outputs of the heads, concatenate them, and gate them."""
         if self.out_norm is not None:
             y = normed(self.out_norm, y)
         y = y.flatten(-2)
@@ -410,7 +410,7 @@ class FastWeightAttention(Causal):
         return super().step(x, state) if found is None else found
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *more: Any) -> None:
-        """Load parameters, also by the names that they had before."""
+        """Load parameters, also by their earlier names."""
         for name in [name for name in state_dict if name.startswith(prefix)]:
             old, dot, rest = name.removeprefix(prefix).partition(".")
             if old in gates.RENAMED:
