@@ -29,10 +29,10 @@ def on_page_markdown(markdown, page, config, files):
 def on_page_content(html, page, config, files):
     """Not in the Markdown: converting it would change a drawing."""
     html = html.replace("<!-- drawn: places -->", render("places.html", **_places()))
-    return html.replace("<!-- drawn: peers -->", render("peers.html", **_peers()))
+    return html.replace("<!-- drawn: peers -->", render("peers.html", **measured()))
 
 
-def _peers() -> dict:
+def measured() -> dict:
     """Return times of each operation at its longest, and those of others in ours.
 
     The longest size is measured first; multiples of our times are those of all sizes.
