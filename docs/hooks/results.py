@@ -282,6 +282,8 @@ PLOTS = {
     "longer": _longer,
     "carried": _carried,
     "gpu": lambda: render("bars.html", **kernels.measured()),
+    "kernels": lambda: render("peers.html", **kernels.measured()),
+    "places": lambda: render("places.html", **kernels.places()),
     "fla": _fla,
     "steps": lambda: _kept("steps"),
     "peers": _others,

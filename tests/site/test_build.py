@@ -24,7 +24,7 @@ PACKAGE = ROOT / "fwlab"
 
 
 def test_pages_are_there(site, pages):
-    """Build each Markdown page, each notebook, and each file with notes.
+    """Build each Markdown page and each notebook.
 
     An old name leads to the new one.
     """
@@ -32,15 +32,6 @@ def test_pages_are_there(site, pages):
     written = {p.relative_to(docs).with_suffix(".html") for p in docs.rglob("*.md")}
     names = {path.as_posix() for path in written}
     names |= {f"notebooks/{name}.html" for name in NOTEBOOKS}
-    names |= {f"annotated/source/layers/{n}.html" for n in ("aft", "transformer_xl")}
-    for path in (PACKAGE / "ops").rglob("naive.py"):
-        folder = path.parent.relative_to(PACKAGE / "ops").as_posix()
-        if folder != "softmax":  # its efficient version is PyTorch's
-            names.add(f"annotated/{folder.replace('/', '-')}.html")
-    rules = (PACKAGE / "ops").glob("*/*.py")
-    loops = [path.stem for path in rules if "\ndef loop(" in path.read_text("utf-8")]
-    assert len(loops) >= 10
-    names |= {f"annotated/{name}.html" for name in loops}
     assert names <= pages.keys()
     for old, new in MOVED.items():
         led = re.search(
