@@ -18,7 +18,7 @@ LINES = {
     "docs/reproduce": 6_631,
     "docs/hooks": 3_531,
     "docs/tools": 1_229,
-    "tests": 22_848,
+    "tests": 22_849,
 }
 
 
