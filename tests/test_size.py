@@ -16,8 +16,9 @@ LINES = {
     "fwlab/bench": 826,
     "fwlab/exercises": 10_780,
     "docs/reproduce": 6_631,
-    "docs/tools": 1_370,
-    "tests": 22_949,
+    "docs/hooks": 3_531,
+    "docs/tools": 1_229,
+    "tests": 22_849,
 }
 
 
