@@ -1,7 +1,7 @@
 // @ts-check
 // AFT-simple, causal, one channel, in float32: four ways to keep e^K in range,
 // and the future key that breaks three of them.
-import { number, round, scale } from "./common.js";
+import { number, round, scale } from "./words.js";
 import { choice, figure, html, line, note, slider, svg } from "./kit.js";
 
 const [T, TILE] = [8, 4];

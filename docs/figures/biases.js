@@ -1,7 +1,7 @@
 // @ts-check
 // The biases of AFT, one by one: four forms of one table, and the weights and
 // outputs that follow from it.
-import { number } from "./common.js";
+import { number } from "./words.js";
 import { choice, figure, html, slider, table } from "./kit.js";
 
 const [T, WINDOW, LIMIT] = [8, 3, 4]; // LIMIT: of a bias
