@@ -179,7 +179,7 @@ def test_numbers_of_the_text():
     computed = sentences()
     assert [*computed] == STEPS
     for step, lines in computed.items():
-        text = SECTIONS[step]
+        text = SECTIONS[step].replace("\xa0", " ")
         for line in map(str.strip, lines.splitlines()):
             before, found, text = text.partition(line)
             assert found, f"{step}: expected {line!r}, in this order"
