@@ -175,7 +175,7 @@ const judge = ({ lost, wrong, outputs, errors }) => {
   return parts.join(" and ");
 };
 
-figure("aft", {
+export default figure("aft", {
   state: { step: 6, large: 103 },
   compute: ({ step, large }) => {
     kept[step] ??= curves(step);

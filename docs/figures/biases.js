@@ -37,7 +37,7 @@ const FORMS = {
 for (const form of Object.values(FORMS))
   form.bias = square((t, j) => (form.free(t, j) ? form.start(t, j) : 0));
 
-figure("biases", {
+export default figure("biases", {
   state: { form: "conv", row: 6, key: 5 },
   compute: ({ form }) => {
     const seen = (cell) => square((t, j) => (j <= t ? cell(t, j) : NaN));

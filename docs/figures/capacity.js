@@ -160,7 +160,7 @@ const plot = ({ width, count }, { memories, trained }) => html`<svg class="fw-pi
 const sample = (d, look) =>
   html`<svg class="fw-sample" viewBox="0 0 26 12" aria-hidden="true">${line(d, look)}</svg>`;
 
-figure("capacity", {
+export default figure("capacity", {
   // More pairs than the width, and fewer than DPFP has features.
   state: { width: 16, count: 24, nu: 1, kind: "orthogonal", draw: 1 },
   compute,

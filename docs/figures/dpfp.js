@@ -184,7 +184,7 @@ const say = ({ keys, nu, coloured }, { fires, features, normalised, ...shown }) 
   );
 };
 
-figure("dpfp", {
+export default figure("dpfp", {
   state: { keys: [[0.6, 1.2], [-0.4, 1.4]], nu: 1, coloured: "after" },
   compute,
   view: (state, found, set) => html`<div class="fw-beside" style="grid-template-columns: 5fr 4fr">

@@ -198,7 +198,7 @@ const sentence = (kind, chosen, { reachable, path, sequential }) => {
 // `drawn`: layers of the longest path.
 const begun = (chosen) => ({ chosen, drawn: motion.matches ? longest(chosen) : 0 });
 const state = { ...begun([2, 4]), running: false };
-figure("feedback", {
+export default figure("feedback", {
   state,
   compute: (state) => Object.fromEntries(KINDS.map((kind) => [kind, model(kind, state)])),
   plays: ({ set }) => ({

@@ -253,7 +253,7 @@ const change = (set, changes) => {
   clearTimeout(timer);
   timer = setTimeout(() => history.replaceState(null, "", `#${address(state)}`), 400);
 };
-figure("forgets", {
+export default figure("forgets", {
   state,
   compute,
   view,

@@ -11,7 +11,8 @@
 // tests, as `more` is. These get the figure's own `root`, `set` and `play`, the picture
 // that `stood` there, and `tell` for words that do not follow from the state.
 // `make figures` keeps all but the controls, for pages without scripts; `state` returns
-// what the figure shows, as plain numbers.
+// what the figure shows, as plain numbers. A script exports what `figure` returns, so
+// that tests compute without a page.
 import { html, nothing, render, svg } from "lit-html";
 import { number, signed } from "./words.js";
 
@@ -59,6 +60,7 @@ export const figure = (name, { state, compute = () => ({}), plays, drawn, say, b
     begun = true;
     root.parentElement.classList.add("fw-live");
   }
+  return { state, compute, say, ...parts };
 };
 
 // Nothing moves where readers ask for less motion, and nothing offers to. They

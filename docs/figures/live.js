@@ -295,8 +295,9 @@ const typed = async (own, event) => {
 };
 const move = (own) => change(own, () => [...state.facts, MOVES[state.facts.length - TOLD.length]]);
 
-figure("live", {
+export default figure("live", {
   state,
+  run,
   // The moves play once by themselves, and whenever the reader wants.
   plays: (own) => ({
     names: ["Replay the moves", "Pause"],

@@ -196,7 +196,7 @@ const say = ({ rule, beta }, { pairs, next }) => {
   );
 };
 
-figure("memory", {
+export default figure("memory", {
   state,
   compute,
   view: (...all) => html`${picture(...all)}${LEGEND}`,

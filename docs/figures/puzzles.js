@@ -307,7 +307,7 @@ const rowsOf = (puzzle, kind, columns, change) => {
   });
 };
 
-figure("puzzles", {
+export default figure("puzzles", {
   state: { name: first, hints: 0 },
   compute: ({ name }) => {
     verdicts[name] = judge(name, answers[name]);
