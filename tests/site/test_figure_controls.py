@@ -102,11 +102,10 @@ def test_plot_lies_under_the_slider(fresh, width):
     figure = fresh("aft", (width, 900))
     box = figure.slider("Large key").bounding_box()
     line = "(({ x, width }) => x + width / 2)(all('[data-part=marker]')[0].getBoundingClientRect())"
-    for value, middle in zip(
-        (-20, 60, 200), figure.sweep("Large key", (-20, 60, 200), line), strict=True
-    ):
+    for value in (-20, 60, 200):
+        figure.slide("Large key", value)
         thumb = box["x"] + 8 + (value + 20) / 220 * (box["width"] - 16)
-        assert middle == pytest.approx(thumb, abs=2)
+        assert figure.ask(line) == pytest.approx(thumb, abs=2)
 
 
 # Chunks

@@ -112,20 +112,6 @@ def test_the_nearest_handle_is_taken(look):
         assert state(tab, "memory", f"pairs[{j}].degrees") != mine
 
 
-def test_slider_follows_a_finger(look):
-    tab = phone(look, "memory", motion="reduce")
-    slider = tab.locator("#figure-memory input[type=range]")
-    in_the_middle(tab, slider)
-    box = slider.bounding_box()
-    assert box["height"] >= 44
-    share = slider.evaluate("(e) => (e.value - e.min) / (e.max - e.min)")
-    x, y = box["x"] + 8 + share * (box["width"] - 16), middle(box)[1]
-    value = slider.input_value()
-    slide(tab, (x, y), (x + (-60 if share > 0.5 else 60), y + 3))
-    assert slider.input_value() != value
-    assert tab.evaluate("cancelled") == 0
-
-
 def test_a_tap_chooses_a_state_and_a_swipe_scrolls(look):
     tab = phone(look, "feedback")
     cell = tab.locator("#figure-feedback [data-state='1,2']").last
