@@ -85,7 +85,7 @@ const draw = (template, root) => {
  * @param {{every: number, begin: () => unknown, step: () => unknown,
  *   end?: () => unknown, names?: string[]}} plan
  */
-export const player = ({ every, begin, step, end, names: [play, pause] = ["Play", "Pause"] }) => {
+const player = ({ every, begin, step, end, names: [play, pause] = ["Play", "Pause"] }) => {
   let timer = null;
   let observer;
   const turn = (on) => {
@@ -107,7 +107,6 @@ export const player = ({ every, begin, step, end, names: [play, pause] = ["Play"
   });
   return {
     button: own,
-    running: () => timer !== null,
     start: () => turn(!motion.matches),
     stop: () => turn(false),
     whenSeen: (element) => {
