@@ -100,10 +100,6 @@ class Figure:
         names = [n for n in self.tab.evaluate(entries) if n.endswith(".safetensors")]
         return [name.partition("figures/")[2] for name in names]
 
-    def overlapping(self) -> list:
-        """Texts of drawings that are cut off, or on one another."""
-        return self.ask(asks.OVERLAPPING)
-
     # What a reader does
 
     def press(self, name: str):

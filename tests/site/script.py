@@ -10,8 +10,7 @@ import pytest
 from built import ROOT
 from npm import CACHE, program
 
-FIGURES = ROOT / "docs" / "figures"
-MODULES = CACHE / "node_modules"
+FIGURES, MODULES = ROOT / "docs" / "figures", CACHE / "node_modules"
 sys.path.append(str(ROOT / "docs" / "hooks"))
 #: By path: tests have another module of this name.
 DATA = runpy.run_path(str(ROOT / "docs" / "hooks" / "frames.py"))["DATA"]
@@ -36,10 +35,7 @@ console.log(JSON.stringify({expression}, plain).replace(/"#(.*?)#"/g, "$1"));
 
 
 def computed(name: str, expression: str, given, folder):
-    """Return an expression of `figure`, what NAME.js exports, and of what is given.
-
-    Its numbers that the site's build makes are put into the folder.
-    """
+    """Return an expression of `figure`, what NAME.js exports, and of what is given."""
     try:
         node = program("node")
     except SystemExit:

@@ -1,7 +1,7 @@
-"""What figures compute in the page is what fwlab computes.
+"""What figures compute is what fwlab computes.
 
-Each case sets its figure as a reader does, and yields pairs: what the page has,
-and what the formulas of fwlab have for the same inputs.
+Each case yields pairs: what a script has, by Node, for some states of its figure, and
+what the formulas of fwlab have for the same inputs.
 """
 
 import functools
@@ -36,6 +36,17 @@ def sequence(*rows):
     return [x[None, :, None] for x in rows]
 
 
+def written(rule: str, k, v, beta: float = 1):
+    """Return W after all pairs."""
+    k, v, beta = sequence(k, v, double([beta] * len(k)))
+    if rule == "sum":
+        _, W = ops.sum_rule(k, k, v, normalize=False, return_state=True)
+    else:
+        write = {"gated": ops.gated_rule}.get(rule, ops.delta_rule)
+        _, W = write(k, k, v, beta, return_state=True)
+    return W[0, 0]
+
+
 # Rules on a few pairs
 
 
@@ -53,14 +64,9 @@ def memory(compute):
         angles = double([angle for angle, _ in places]).deg2rad()
         yield keys.tolist(), torch.stack([angles.cos(), angles.sin()], dim=-1)
         values = double([value for _, value in places])
-        k, v, beta = sequence(keys, values, double([beta] * len(keys)))
-        if rule == "sum":
-            _, W = ops.sum_rule(k, k, v, normalize=False, return_state=True)
-        else:
-            write = {"delta": ops.delta_rule, "gated": ops.gated_rule}[rule]
-            _, W = write(k, k, v, beta, return_state=True)
-        yield shown["W"], W[0, 0]
-        read = keys @ W[0, 0].mT
+        W = written(rule, keys, values, beta)
+        yield shown["W"], W
+        read = keys @ W.mT
         yield [one["readback"] for one in shown["pairs"]], read
         yield [one["error"] for one in shown["pairs"]], (read - values).norm(dim=-1)
 
@@ -97,14 +103,8 @@ def capacity(compute):
             yield memory["law"], limits
             assert (double(memory["losses"]) - double(limits)).min() > -1e-9
             for S in (1, 15, 17, 128):
-                k, v, beta = sequence(
-                    phi[:S], torch.eye(S).double(), torch.ones(S).double()
-                )
-                if name == "sum":
-                    _, W = ops.sum_rule(k, k, v, normalize=False, return_state=True)
-                else:
-                    _, W = ops.delta_rule(k, k, v, beta, return_state=True)
-                read = phi[:S] @ W[0, 0].mT
+                W = written(name, phi[:S], torch.eye(S).double())
+                read = phi[:S] @ W.mT
                 yield memory["losses"][S - 1], loss(read, torch.arange(S))
                 others = read - torch.diag(torch.full((S,), 1e9))
                 right = (read.diagonal() > others.amax(1) + 1e-9).sum()

@@ -103,7 +103,7 @@ def test_for_all_readers(fresh, name, size):
     tab.evaluate(AXE.read_text("utf-8"))
     assert tab.evaluate(of_figure(name)) == []
     assert figure.wide() <= size[0]
-    assert figure.overlapping() == []
+    assert figure.ask(asks.OVERLAPPING) == []
     if phone:
         fingers(figure)
     else:

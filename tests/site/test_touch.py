@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 from built import until
 
-#: Of each handle its figure, and what of the state it moves.
+#: One of each kind, with its figure and what of the state it moves.
 HANDLES = {
     "Key A": ("memory", "pairs[0].degrees"),
     "New value": ("memory", "next.value"),
@@ -70,7 +70,6 @@ def in_the_middle(tab, element) -> None:
     assert tab.evaluate("scrollY > 50")
 
 
-#: One of each kind: an angle, a point, a key in the plane.
 @pytest.mark.parametrize("name", HANDLES)
 def test_handle_follows_a_finger(look, name):
     """Down and up, where the page would scroll, and across; beside it, it scrolls."""
