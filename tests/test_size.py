@@ -11,13 +11,13 @@ LINES = {
     "fwlab/ops": 9_370,
     "fwlab/layers": 2_630,
     "fwlab/models": 1_955,
-    "fwlab/training": 1_651,
+    "fwlab/training": 1_649,
     "fwlab/data": 1_285,
-    "fwlab/bench": 826,
-    "fwlab/exercises": 10_780,
+    "fwlab/bench": 845,
+    "fwlab/exercises": 10_775,
     "docs/reproduce": 6_631,
     "docs/tools": 1_370,
-    "tests": 22_949,
+    "tests": 22_909,
 }
 
 
