@@ -1,4 +1,4 @@
-"""Writing files completely or not at all."""
+"""Writing files completely or not at all; results that travel with the package."""
 
 import contextlib
 import json
@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+#: Results that travel with the package.
+RESULTS = Path(__file__).parent / "data" / "results"
 #: Kinds of files that cannot be written to, by the letters of `ls -l`.
 OTHERS = {"d": "folder", "c": "device", "b": "device", "p": "pipe", "s": "socket"}
 OTHERS["l"] = "symbolic link"
@@ -101,3 +103,12 @@ def check_writable(folder: Path) -> None:
     except OSError as error:
         error.filename = str(folder)  # not a name that nobody knows
         raise
+
+
+def result(name: str) -> Any:
+    """Read a result that travels with the package: a JSON file of `RESULTS`.
+
+    - `name`: of the file, without its ending; docs/results has it, too.
+    - Returns what it holds: settings, and what was measured.
+    """
+    return read_json(RESULTS / f"{name}.json")

@@ -122,6 +122,22 @@ def learning_curve(losses: list[float], steps: int) -> list[tuple[int, float]]:
     return [(end, round(fmean(losses[end - part : end]), 4)) for end in ends]
 
 
+@torch.no_grad()
+def pair_loss(train: Tensor, valid: Tensor, vocabulary: int) -> float:
+    """Measure how well each token can be guessed from the one before it alone.
+
+    - `train`: tokens whose pairs are counted, each pair once more than it occurs, so
+      that none is impossible.
+    - `valid`: tokens that are guessed.
+    - `vocabulary`: number of different tokens.
+    - Returns the mean loss of a token of `valid`, in nats.
+    """
+    pairs = vocabulary * train[:-1].cpu().long() + train[1:].cpu()
+    counts = 1.0 + pairs.bincount(minlength=vocabulary**2).view(vocabulary, vocabulary)
+    log_p = (counts / counts.sum(1, keepdim=True)).log()
+    return -log_p[valid[:-1].cpu().long(), valid[1:].cpu().long()].mean().item()
+
+
 # --- Labelled answers -----------------------------------------------------
 
 

@@ -229,6 +229,34 @@ def marks(
     ax.plot([*x], [*y], linestyle="none", marker=marker, **options)
 
 
+def curves(
+    ax: Axes,
+    x: Sequence[float],
+    named: Mapping[str, Any],
+    looks: Iterable[tuple[str, str]],
+) -> None:
+    """Draw a curve for each name.
+
+    - `ax`, `x`: where to draw, and the places on its horizontal axis.
+    - `named`: the heights of each curve, by its name in the legend.
+    - `looks`: matplotlib's names of their colours and lines, such as `(FAST, "o-")`.
+    """
+    for (name, y), (color, line) in zip(named.items(), looks, strict=False):
+        ax.plot(x, y, line, color=color, label=name, markersize=4)
+
+
+def validation_losses(
+    ax: Axes, run: Iterable[Any], line: str, label: str, color: str | None = None
+) -> None:
+    """Draw the validation losses of a training by its steps.
+
+    - `ax`, `run`: where to draw, and what `Trainer.run()` yielded.
+    - `line`, `label`, `color`: matplotlib's names of the looks; None = its next colour.
+    """
+    losses = [(at.step, at.val_loss) for at in run if at.val_loss is not None]
+    ax.plot(*zip(*losses, strict=True), line, color=color, label=label)
+
+
 def medians(
     points: Iterable[Mapping[str, Any]], x: str, y: str, finite: bool = True
 ) -> dict[Any, float]:

@@ -4,7 +4,6 @@ import json
 import sys
 from collections.abc import Callable
 from functools import partial
-from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,6 +20,7 @@ from fwlab.exercises.course.start_here import read_memory
 from fwlab.exercises.notation import exercise
 from fwlab.exercises.properties import exactly
 from fwlab.feature_maps import l2_normalize
+from fwlab.files import result
 
 # --- what the published layer returns -------------------------------------
 
@@ -36,8 +36,7 @@ def published(name: str) -> tuple[dict[str, Any], Tensor]:
     - Returns the arguments by name and in order, in float64, and the outputs
       `[batch, time, d_model]`.
     """
-    file = resources.files("fwlab") / "data" / "results" / "qwen-layer.json"
-    case = json.loads(file.read_text())["cases"][name]
+    case = result("qwen-layer")["cases"][name]
     outputs = torch.tensor(case["outputs"], dtype=torch.float64)
     return drawn(Generator().manual_seed(case["seed"]), **case["sizes"]), outputs
 
@@ -77,16 +76,13 @@ def measured(name: str) -> dict[str, list[dict[str, Any]]]:
       the settings in `data/results/qwen-parts.json`; or "hybrid", which is
       `docs/reproduce/hybrid.py --quick`.
     """
-    folder = resources.files("fwlab") / "data" / "results"
-    rows: dict[str, list[dict[str, Any]]] = {}
     if name == "hybrid":
-        found = json.loads((folder / "hybrid.quick.json").read_text("utf-8"))
-        for run in found["points"]:
-            rows.setdefault(run["stack"], []).append(run)
-        return rows
-    found = json.loads((folder / "qwen-parts.json").read_text("utf-8"))
-    for run in found[name]["runs"]:
-        rows.setdefault(run["row"], []).append(run)
+        kind, runs = "stack", result("hybrid.quick")["points"]
+    else:
+        kind, runs = "row", result("qwen-parts")[name]["runs"]
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        rows.setdefault(run[kind], []).append(run)
     return rows
 
 
