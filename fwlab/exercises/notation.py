@@ -291,7 +291,7 @@ def printed(exercise: Exercise) -> str:
         used = {node.id for node in nodes if isinstance(node, ast.Name)}
         functions.append(bare(each))
         for name in sorted(used - {f.__name__ for f in found}):
-            helper = vars(sys.modules[each.__module__]).get(name)
+            helper: Any = vars(sys.modules[each.__module__]).get(name)
             if name in EXERCISES:
                 found.append(EXERCISES[name].reference)
             elif getattr(helper, "__module__", "") == each.__module__:

@@ -437,7 +437,8 @@ def predictions() -> Figure | None:
     sure = {n: p for n, p in progress.given().items() if n in judged}
     if len(sure) < 5:
         return None
-    mean, share = (sum(x) / len(sure) for x in (sure.values(), map(judged.get, sure)))
+    mean = sum(sure.values()) / len(sure)
+    share = sum(judged[name] for name in sure) / len(sure)
     say(
         f"For {len(sure)} of them you said how sure you were: {mean:.0%} on average. "
         f"Of these, {share:.0%} were right."
