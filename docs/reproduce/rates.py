@@ -17,7 +17,7 @@ from fwlab.plots import FAST, FEATURES, INK, OTHER, TRAINED, WRONG
 
 TITLE = "One learning rate for all, or one for each"
 SOURCE = "ours"
-COST = "quick: 5 min of one core; full: 6 hours or more"
+COST = "quick: 5 min of one core; full: 4 hours"
 
 #: The controls: no memory; attention that compares by distance; and both.
 ALONE, CONVOLVED, ROTARY = text.ALONE, text.CONVOLVED, "attention, rotary"
@@ -42,8 +42,7 @@ FEW = ("sum", "delta", "gated-delta", ALONE, ROTARY, CONVOLVED)
 RATES = {"quick": (1e-3, 4e-3, 1.6e-2), "full": (1e-3, 3e-3, 1e-2, 3e-2)}
 #: Mixers that are best at the highest of these have run at a higher one, too.
 HIGHER = {"aft-full": 1e-1, "aft-local": 1e-1, "aft-conv": 1e-1}
-#: The rate that the first seed has chosen, at which two more run; not yet chosen for
-#: what has not run at every rate: `fwp`, and the feedback mixers.
+#: The rate that the first seed has chosen, at which two more run.
 CHOSEN = {
     **dict.fromkeys(
         ("attention, rotary", "transformer-xl", "gated", "gated-delta"), 3e-3
