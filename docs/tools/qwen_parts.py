@@ -21,41 +21,67 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
 
+from fwlab import ops
 from fwlab.data import corpus
 from fwlab.exercises.course.to_qwen import recall_text
+from fwlab.feature_maps import l2_normalize
 from fwlab.fit import answer_loss, fit
-from fwlab.layers import FastWeightAttention
 from fwlab.provenance import provenance
 
 OUT = Path(__file__).parents[2] / "fwlab" / "data" / "results" / "qwen-parts.json"
-#: What is taken from the layer, as options of it; a convolution over the token itself
-#: leaves the SiLU.
-PARTS: dict[str, dict[str, Any]] = {
-    "nothing": {},
-    "convolution": {"conv_size": 1},
-    "unit keys": {"key_norm": None, "key_eps": 0},
-    "scale": {"scale": None},
-    "decay": {"rule": "delta"},
-    "strength": {},  # see `Full`
-    "norm": {"out_norm": False},
-    "gate": {"out_gate": False},
+#: What a layer can do without.
+PARTS = {
+    "nothing": "",
+    "convolution": "conv",
+    "unit keys": "unit",
+    "scale": "scale",
+    "decay": "decay",
+    "strength": "beta",
+    "norm": "norm",
+    "gate": "gate",
 }
 
 
-class Full(nn.Module):
-    """Write with strength 1, in place of a gate."""
+class Delta(nn.Module):
+    """The layer of Qwen3.5, less one part; one key head for each value head."""
 
-    def forward(self, x: Tensor, k: Tensor) -> Tensor:
-        return k.new_ones(k.shape[:-1])
+    def __init__(self, d: int, heads: int, width: int, without: str):
+        super().__init__()
+        self.heads, self.width, self.without = heads, width, without
+        wide = heads * width
+        self.qkv = nn.Linear(d, 3 * wide, bias=False)
+        self.conv = nn.Parameter(torch.empty(3 * wide, 1, 4).uniform_(-0.5, 0.5))
+        self.z = nn.Linear(d, wide, bias=False)
+        self.b = nn.Linear(d, heads, bias=False)
+        self.a = nn.Linear(d, heads, bias=False)
+        # Half-lives of a few to some hundred tokens, as Gated DeltaNet begins with.
+        A = torch.empty(heads).uniform_(1, 16)
+        dt = torch.exp(torch.empty(heads).uniform_(math.log(1e-3), math.log(0.1)))
+        self.A_log, self.dt = nn.Parameter(A.log()), nn.Parameter(dt.expm1().log())
+        self.norm = nn.Parameter(torch.ones(width))
+        self.out = nn.Linear(wide, d, bias=False)
 
-
-def layer(d: int, heads: int, without: str) -> FastWeightAttention:
-    """Make the layer of Qwen3.5, less one part."""
-    options = {"head_width": 16, **PARTS[without]}
-    made = FastWeightAttention.like("qwen3.5", d, heads, **options)
-    if without == "strength":
-        made.gates["beta"] = Full()
-    return made
+    def forward(self, x: Tensor) -> Tensor:
+        x_qkv, less = self.qkv(x), self.without
+        if less != "conv":
+            padded = F.pad(x_qkv.mT, (3, 0))
+            x_qkv = F.conv1d(padded, self.conv, groups=len(self.conv)).mT
+        q, k, v = F.silu(x_qkv).unflatten(-1, (3, self.heads, -1)).unbind(-3)
+        if less != "unit":
+            q, k = l2_normalize(q), l2_normalize(k)
+        beta = torch.sigmoid(self.b(x))
+        if less == "beta":
+            beta = torch.ones_like(beta)
+        log_decay = -self.A_log.exp() * F.softplus(self.a(x) + self.dt)
+        if less == "decay":
+            log_decay = torch.zeros_like(log_decay)
+        scale = None if less == "scale" else self.width**-0.5
+        y = ops.gated_delta_rule(q, k, v, beta, log_decay, scale=scale)
+        if less != "norm":
+            y = F.rms_norm(y, (self.width,), self.norm, 1e-6)
+        if less != "gate":
+            y = y * F.silu(self.z(x)).unflatten(-1, (self.heads, -1))
+        return self.out(y.flatten(-2))
 
 
 class Model(nn.Module):
@@ -67,7 +93,7 @@ class Model(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(tokens, d)
         nn.init.normal_(self.embed.weight, std=0.5)
-        self.mixers = nn.ModuleList(layer(d, heads, without) for _ in range(layers))
+        self.mixers = nn.ModuleList(Delta(d, heads, 16, without) for _ in range(layers))
         self.mlps = nn.ModuleList(
             nn.Sequential(nn.Linear(d, 2 * d), nn.GELU(), nn.Linear(2 * d, d))
             for _ in range(layers * mlp)
@@ -137,9 +163,9 @@ def main(name: str, seeds: list[int]) -> None:
         steps, batches = 200, 100
     config, runs = {"model": sizes, "steps": steps, "rate": 1e-2}, []
     for seed in seeds:
-        for row in PARTS:
+        for row, part in PARTS.items():
             torch.manual_seed(seed)
-            model = Model(**sizes, without=row)
+            model = Model(**sizes, without=part)
             train(model, draw, steps, seed, config["rate"])
             found = test(model, unseen, batches)
             runs.append({"row": row, "seed": seed} | found)
