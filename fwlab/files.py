@@ -108,7 +108,7 @@ def check_writable(folder: Path) -> None:
 def result(name: str) -> Any:
     """Read a result that travels with the package: a JSON file of `RESULTS`.
 
-    - `name`: of the file, without its ending; docs/results has it, too.
+    - `name`: of the file, without its ending.
     - Returns what it holds: settings, and what was measured.
     """
     return read_json(RESULTS / f"{name}.json")

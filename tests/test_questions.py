@@ -199,7 +199,7 @@ def test_the_curve_shows_how_often_somebody_was_right(capsys):
     reveal(names[0])  # the first one counts
     capsys.readouterr()
     (ax,) = predictions().axes
-    assert "74% on average. Of these, 60% were right." in said(capsys)
+    assert "74% on average; 60% of them were right." in said(capsys)
     _, low, high = ax.lines
     points = [(*line.get_xdata(), *line.get_ydata()) for line in (low, high)]
     assert points == [(0.5, 0.5), pytest.approx((0.9, 2 / 3))]

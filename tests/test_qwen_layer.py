@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch
 
+import fwlab.models
 from fwlab.exercises.course.to_qwen import (
     as_published,
     measured,
@@ -54,7 +55,16 @@ def test_the_tracer_names_what_of_fwlab_runs():
 
 def test_a_small_qwen_is_a_checkpoint(monkeypatch):
     """All its names are published ones; notebook 11 opens it in transformers."""
+    load, seen = fwlab.models.load, []
+
+    def spy(*given):
+        model = load(*given)
+        return lambda text: seen.append(model(text)) or seen[-1]
+
+    monkeypatch.setattr(fwlab.models, "load", spy)
     monkeypatch.setitem(sys.modules, "transformers", None)
     _, weights = new_qwen(5)
-    said = as_published(weights, torch.zeros(1, 3, dtype=torch.long), torch.zeros(1))
-    assert "not compute the logits of all 3 tokens as fwlab.models.load does" in said
+    text = torch.tensor([[0, 1, 2]])
+    what = " the logits of all 3 tokens as fwlab.models.load does"
+    assert f"not compute{what}" in as_published(weights, text, torch.zeros(1, 3, 5))
+    assert f"computes{what}, to 1e-5" in as_published(weights, text, seen[0])

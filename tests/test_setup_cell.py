@@ -159,7 +159,9 @@ def test_installed(machine, wheel):
 
 def test_wheel_beside_the_notebook(machine, wheel):
     shutil.copy(wheel, machine.here)
-    (machine.here / "fwlab-0.0.10-py3-none-any.whl").write_text("an older one")
+    older = machine.here / "fwlab-9.0.0-py3-none-any.whl"
+    older.write_text("an older file")
+    os.utime(older, (0, 0))
     # Loaded a second time; pip does not take such a name.
     (machine.here / WHEEL.replace(".whl", " (1).whl")).write_text("the same again")
     # Folders of that name are not yet a checkout.
@@ -199,7 +201,7 @@ def test_address(machine, tmp_path):
 def test_nowhere(machine):
     """No place has it, or pip fails."""
     (machine.above / "fwlab").mkdir()
-    sentence = "AssertionError: Put fwlab-*.whl beside this notebook"
+    sentence = f"AssertionError: Put fwlab-*.whl into {machine.here}, and run"
     assert sentence in machine.stop()
     (machine.here / WHEEL).write_text("no wheel")
     said = machine.stop()

@@ -47,6 +47,8 @@ def export_web(path: str | Path, checkpoint: Checkpoint) -> int:
 def write_web(path: Path, model: LanguageModel, about: dict[str, Any]) -> int:
     """Write weights with plain values about them, and return their bytes."""
     tensors = {name: x.half().contiguous() for name, x in model.state_dict().items()}
+    if not all(x.isfinite().all() for x in tensors.values()):
+        raise CheckpointError("a weight is not finite in half precision")
     header = {"fwlab-web": "1", "model": json.dumps(about)}
     with replacing(path) as part:
         save_file(tensors, part, header)

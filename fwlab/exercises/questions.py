@@ -436,12 +436,15 @@ def predictions() -> Figure | None:
         print(f"Kept in {file}. To start again, delete it and restart the kernel.")
     sure = {n: p for n, p in progress.given().items() if n in judged}
     if len(sure) < 5:
+        if sure:
+            print(f"After {5 - len(sure)} more with sure= you see a curve.")
         return None
     mean = sum(sure.values()) / len(sure)
     share = sum(judged[name] for name in sure) / len(sure)
     say(
-        f"For {len(sure)} of them you said how sure you were: {mean:.0%} on average. "
-        f"Of these, {share:.0%} were right."
+        f"For {len(sure)} predictions you said how sure you were, {mean:.0%} on average; "
+        f"{share:.0%} of them were right. On the line you are right as often as you "
+        "expect; above it you may be surer. A number counts predictions."
     )
     return _calibration([(p, judged[n]) for n, p in sure.items()])
 

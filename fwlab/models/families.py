@@ -225,7 +225,7 @@ FAMILIES: dict[str, Callable[[Configuration], Family]] = {
     "delta_net": delta_net,
     "gated_deltanet": gated_deltanet,
 }
-#: Families whose published models have experts, which fwlab has not.
+#: Families whose published models have experts, which fwlab does not have.
 EXPERTS = ("qwen3_next", "qwen3_5_moe", "kimi_linear")
 
 
