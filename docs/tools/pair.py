@@ -45,8 +45,8 @@ def strong_sum(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, **options: Any) ->
     return ops.sum_rule(q, k, beta[..., None] * v, **options)
 
 
-#: The layer takes it by this name.
-RULES["strong_sum"] = RULES["delta"]._replace(operation=strong_sum)
+#: For `RULES` of the layer, while this script runs.
+STRONG_SUM = RULES["delta"]._replace(operation=strong_sum)
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,7 @@ def train_pair(config: PairConfig, model: LanguageModel) -> list[list[float]]:
 
 def main(config: PairConfig) -> None:
     """Write weights and result into runs/pair-RULE; final scores are in float16."""
+    RULES["strong_sum"] = STRONG_SUM
     out, model = Path("runs", f"pair-{config.rule}"), pair_model(config)
     curve = train_pair(config, model)
     about: dict[str, Any] = {

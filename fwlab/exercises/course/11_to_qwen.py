@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -559,7 +559,7 @@ def recall_by_hand(n):
 # --- a small Qwen ----------------------------------------------------------
 
 #: The configuration of a checkpoint: Qwen3.5's shape, small.
-SMALL = {
+SMALL: dict[str, Any] = {
     "model_type": "qwen3_5_text",
     "architectures": ["Qwen3_5ForCausalLM"],
     "hidden_size": 32,
@@ -606,7 +606,7 @@ def new_qwen(letters: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
     first = {"dt_bias": -3.0, "norm": 1.0}  # memories fade slowly; a norm of 1
     weights: dict[str, Tensor] = {}
 
-    def draw(shapes: dict[str, tuple[int, ...]], at: str) -> dict[str, Tensor]:
+    def draw(shapes: Mapping[str, tuple[int, ...]], at: str) -> dict[str, Tensor]:
         drawn = {}
         for name, shape in shapes.items():
             x = torch.zeros(shape) + (first.get(name, 0.0) if "linear" in at else 0.0)
