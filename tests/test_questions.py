@@ -203,7 +203,7 @@ def test_the_curve_shows_how_often_somebody_was_right(capsys):
     _, low, high = ax.lines
     points = [(*line.get_xdata(), *line.get_ydata()) for line in (low, high)]
     assert points == [(0.5, 0.5), pytest.approx((0.9, 2 / 3))]
-    assert [text.get_text() for text in ax.texts] == [" 2", " 3"]
+    assert [text.get_text() for text in ax.texts] == ["  2", "  3"]
 
 
 def test_questions():

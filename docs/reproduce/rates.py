@@ -178,7 +178,8 @@ def draw(points: Points) -> Figure:
         at = [(i, own.index(mixer)) for i, own in enumerate(places)]
         color, alpha = LOOKS.get(mixer, INK), 1 if mixer in LOOKS else 0.4
         ax.plot(*zip(*at, strict=True), "o-", color=color, alpha=alpha, markersize=4)
-    ax.set_xticks(range(len(columns)), [*(f"{lr:g}" for lr in rates), "best"])
+    names = [f"{lr:g}".lstrip("0") for lr in rates]  # the axis is narrow
+    ax.set_xticks(range(len(columns)), [*names, "best"])
     ax.set_xlabel("learning rate")
     ax.invert_yaxis()
     right = ax.secondary_yaxis("right")

@@ -460,7 +460,7 @@ def _calibration(answers: list[tuple[float, bool]]) -> Figure:
     for _, group in sorted(groups.items()):
         x, y = (sum(each) / len(group) for each in zip(*group, strict=True))
         ax.plot(x, y, "o", color=plots.FAST)
-        ax.annotate(f" {len(group)}", (x, y), va="center")
+        ax.annotate(f"  {len(group)}", (x, y), va="center")
     ax.set(xlabel="how sure you were", ylabel="share that was right")
     ax.set(xlim=(0, 1.1), ylim=(-0.05, 1.1))
     return figure
