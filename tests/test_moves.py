@@ -4,21 +4,13 @@ import json
 import random
 import sys
 
-import pytest
 import torch
 import tyro
 from moves import WORDS, moves
-from pair import STRONG_SUM, PairConfig, main, pair_model, texts, train_pair
+from pair import PairConfig, main, pair_model, texts, train_pair
 from safetensors import safe_open
 
 from fwlab.fit import answer_loss
-from fwlab.layers.fast_weight_attention import RULES
-
-
-@pytest.fixture(autouse=True)
-def rule(monkeypatch):
-    """Take the rule of the pair away again: other tests go through all rules."""
-    monkeypatch.setitem(RULES, "strong_sum", STRONG_SUM)
 
 
 def questions(tokens):

@@ -1,8 +1,8 @@
 """Compare mixers when each has its own learning rate.
 
-The mixers of the table in the README, and three controls: a convolution without any
-memory, attention that compares by distance, and the same behind the convolution. Each
-is trained at several rates. A rate is chosen on one half of the validation text, and
+The mixers of the table in the README, five of them controls: a convolution without any
+memory, attention that compares by distance, and attention and two rules behind the
+convolution. Each is trained at several rates. A rate is chosen on one half of the validation text, and
 its loss is that of the other half.
 """
 
@@ -31,7 +31,7 @@ OWN |= {
     name: text.fast_weights(*layer, conv_size=text.CONVOLUTION_SIZE)
     for name, layer in BEHIND.items()
 }
-#: The mixers of the README's table.
+#: The others of the README's table.
 BARE = (
     *("softmax", "transformer-xl", "sum", "gated", "delta", "gated-delta", "fwp"),
     *("aft-simple", "aft-full", "aft-local", "aft-conv", "feedback", "feedback-shared"),

@@ -35,6 +35,7 @@ from fwlab.feature_maps import Identity
 from fwlab.files import write_json
 from fwlab.fit import answer_loss, fit
 from fwlab.layers import FastWeightAttention
+from fwlab.layers.causal import Causal
 from fwlab.layers.fast_weight_attention import RULES
 from fwlab.models import LanguageModel, Mixer
 from fwlab.provenance import provenance
@@ -45,8 +46,11 @@ def strong_sum(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, **options: Any) ->
     return ops.sum_rule(q, k, beta[..., None] * v, **options)
 
 
-#: For `RULES` of the layer, while this script runs.
-STRONG_SUM = RULES["delta"]._replace(operation=strong_sum)
+class Layer(FastWeightAttention):
+    """Have one rule more than the layer of the package."""
+
+    rules = RULES | {"strong_sum": RULES["delta"]._replace(operation=strong_sum)}
+    step = Causal.step  # the fast one is for operations of the package
 
 
 @dataclass(frozen=True)
@@ -75,9 +79,7 @@ def pair_model(config: PairConfig) -> LanguageModel:
     """Build an untrained model; those of both rules begin with the same weights."""
     rule = {"sum": "strong_sum", "delta": "delta"}[config.rule]
     options = {"key_norm": "l2", "normalize": False, "conv_size": config.conv_size}
-    mixer = Mixer(
-        lambda s: FastWeightAttention(s.d_model, s.heads, Identity(), rule, **options)
-    )
+    mixer = Mixer(lambda s: Layer(s.d_model, s.heads, Identity(), rule, **options))
     sizes = config.layers, config.heads, config.d_model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
@@ -131,7 +133,6 @@ def train_pair(config: PairConfig, model: LanguageModel) -> list[list[float]]:
 
 def main(config: PairConfig) -> None:
     """Write weights and result into runs/pair-RULE; final scores are in float16."""
-    RULES["strong_sum"] = STRONG_SUM
     out, model = Path("runs", f"pair-{config.rule}"), pair_model(config)
     curve = train_pair(config, model)
     about: dict[str, Any] = {

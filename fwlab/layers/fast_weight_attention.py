@@ -165,6 +165,8 @@ class FastWeightAttention(Causal):
 
     packs = skips = True
     one_token = "efficient"
+    #: A subclass may have others.
+    rules = RULES
 
     def __init__(
         self,
@@ -192,8 +194,8 @@ class FastWeightAttention(Causal):
         super().__init__()
         layer = "FastWeightAttention"
         rule = rule.replace("-", "_") if isinstance(rule, str) else rule
-        arguments.choice(layer, RULES, rule=rule)
-        known = RULES[rule]
+        arguments.choice(layer, self.rules, rule=rule)
+        known = self.rules[rule]
         key_norm = known.key_norm if key_norm == "auto" else key_norm
         arguments.choice(layer, KEY_NORMS, key_norm=key_norm)
         width = sizes.head_width(layer, d_model, heads, head_width)
@@ -339,7 +341,7 @@ class FastWeightAttention(Causal):
             sizes = [qk.shape[-1], v.shape[-1]]
             both, before = self.conv(torch.cat([qk, v], -1), before, *documents)
             qk, v = both.split_with_sizes(sizes, -1)
-        steps = (self.steps,) if RULES[self.rule].steps else ()
+        steps = (self.steps,) if self.rules[self.rule].steps else ()
         shared = self.heads + self.steps * self.kv_heads, self.head_width
         shape = qk.shape[:2]
         v = v.view(*shape, *steps, *self.state_shape[:2])
@@ -368,7 +370,7 @@ class FastWeightAttention(Causal):
     def _split(self, qk: Tensor) -> tuple[Tensor, Tensor]:
         """Split queries from keys, and copy both for each head of values."""
         q, k = qk.split_with_sizes([self.heads, self.steps * self.kv_heads], 2)
-        if RULES[self.rule].steps:
+        if self.rules[self.rule].steps:
             k = k.unflatten(2, (self.steps, -1))
         group = self.value_heads // self.heads
         if group > 1:
@@ -383,7 +385,7 @@ class FastWeightAttention(Causal):
         - `options`: those of the operation, and perhaps `fading`, the logarithm of a
           decay, besides that of the rule.
         """
-        known = RULES[self.rule]
+        known = self.rules[self.rule]
         made = {name: gate(x, k) for name, gate in self.gates.items()}
         operation, fading = known.operation, options.pop("fading", None)
         if fading is not None:
@@ -406,7 +408,7 @@ class FastWeightAttention(Causal):
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         check_input(self, x, "batch d_model", self.to_q)
-        found = one_token.fast_weights(self, RULES[self.rule], x, state)
+        found = one_token.fast_weights(self, self.rules[self.rule], x, state)
         return super().step(x, state) if found is None else found
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *more: Any) -> None:
