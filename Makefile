@@ -62,7 +62,6 @@ notebooks: $(READY)
 
 figures: site
 	$(BIN)/python docs/tools/keep_figures.py
-	$(BIN)/python docs/tools/film.py
 
 screenshots: site
 	$(BIN)/python docs/tools/screenshots.py

@@ -2,7 +2,7 @@
 
 import sys
 
-#: What the extra "train" adds, by the names of their modules.
+#: The modules of the extra "train".
 EXTRA = ("accelerate", "pooch", "safetensors", "tqdm", "tyro")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def number(value: Any) -> bool:
-    """Say whether a value is a Python number; a bool is none."""
+    """Return True for a Python number that is no bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -39,7 +39,7 @@ def integers(owner: str, minimum: int | None, /, **values: Any) -> None:
 def numbers(
     owner: str, wanted: str, fits: Callable[[Any], bool], /, **values: Any
 ) -> None:
-    """Check that all are numbers, and those that are `wanted`, in words.
+    """Check that all arguments are numbers and satisfy `wanted`, a condition in words.
 
     Raises `TypeError` for any other type, and `ValueError` where it is not so.
     """
@@ -56,7 +56,7 @@ def dropout(owner: str, value: Any, argument: str = "dropout") -> None:
 
 
 def epsilon(owner: str, /, **values: Any) -> None:
-    """Check what is added to a mean square: finite numbers, 0 or more."""
+    """Check the epsilon of a norm: a finite number, 0 or more."""
     wanted = "a number, 0 or more"
     numbers(owner, wanted, lambda eps: 0 <= eps < math.inf, **values)
 
@@ -87,6 +87,6 @@ def function(owner: str, /, **values: Any) -> None:
 def require(
     owner: str, holds: Any, wanted: str, error: type[Exception] = ValueError
 ) -> None:
-    """Raise an error unless it `holds`: `wanted` says what was expected, and what came."""
+    """Raise an error that says what was expected (`wanted`), unless `holds` is true."""
     if not holds:
         raise error(f"{owner}: expected {wanted}")

@@ -46,7 +46,7 @@ def train(
     track: Literal["tensorboard", "wandb"] | None = None,
     threads: int | None = None,
 ) -> None:
-    """Train a language model in a folder of its own.
+    """Train a language model and save its run in a folder.
 
     With torchrun -m fwlab train or accelerate launch -m fwlab train, several
     processes train one model.
@@ -89,7 +89,7 @@ def train(
     )
     commands = [f"fwlab generate {run}"]
     if any(isinstance(part, FastWeightAttention) for part in trainer.model.modules()):
-        # What replaces it without a network has another hash.
+        # Without a network, Python's library replaces it, which has another hash.
         shakespeare = CORPORA["shakespeare"].hash.endswith(trainer.corpus_sha256)
         text = config.corpus or ("shakespeare" if shakespeare else "python")
         more = f"--text {shlex.quote(text)} --out {picture}"
@@ -102,7 +102,7 @@ def train(
 
 
 def _with_preset(arguments: list[str]) -> list[str]:
-    """Put the options of a preset before those that are given, which win."""
+    """Insert the options of a preset before the given ones, which take precedence."""
     chosen = [
         name for before, name in pairwise(_split(arguments)) if before == "--preset"
     ]
@@ -118,7 +118,7 @@ def _with_preset(arguments: list[str]) -> list[str]:
 
 
 def _split(arguments: list[str]) -> list[str]:
-    """Options and their values, also those with `=` between them."""
+    """Split arguments into options and values, also at `=`."""
     pairs = [a.split("=", 1) if a.startswith("--") else [a] for a in arguments]
     return [part for pair in pairs for part in pair]
 
@@ -209,7 +209,7 @@ def look(
     tokens: int = 512,
     out: Path = Path("look.svg"),
 ) -> None:
-    """Show what a model does with its fast weights while it reads a text.
+    """Show how a model writes to its fast weights while it reads a text.
 
     Args:
         checkpoint: As for fwlab generate.
@@ -305,7 +305,7 @@ def exercises(
     own: Annotated[Path | None, arg(name="from")] = None,
     force: bool = False,
 ) -> None:
-    """List exercises and what is done of them, export them as notebooks, grade answers.
+    """List exercises with their progress, export them as notebooks, or grade answers.
 
     Each notebook is graded in a kernel of its own; this needs the extra "notebooks".
 

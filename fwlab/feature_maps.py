@@ -24,7 +24,7 @@ from fwlab import arguments
 
 
 def needs_plain_formula() -> bool:
-    """Say whether `torch.compile`, `torch.func` or forward mode transforms a call.
+    """Return True if `torch.compile`, `torch.func` or forward mode transforms a call.
 
     Then a formula has to be plain: numbers cannot decide what is computed, and a
     backward pass by hand says nothing about tangents.
@@ -89,7 +89,7 @@ class _Quotient(torch.autograd.Function):
 
 
 def denominator(total: Tensor) -> Tensor:
-    """Return what `divide` divides by: infinity in place of an empty total.
+    """Return the denominator of `divide`: infinity in place of a total of 0.
 
         >>> denominator(torch.tensor([2.0, 0.0]))
         tensor([2., inf])
@@ -164,7 +164,7 @@ def _saturated(x: Tensor) -> Tensor:
 
 
 def _extreme(total: Tensor) -> bool:
-    """Say whether a gradient divided by one of these numbers may be infinite.
+    """Return True if a gradient divided by one of these numbers may be infinite.
 
     Float16 has so few exponents that it always may. For other dtypes only a CPU looks:
     a GPU would have to be waited for.
@@ -220,7 +220,7 @@ def l2_normalize(x: Tensor) -> Tensor:
 
 
 def _normalized(x: Tensor, order: int) -> Tensor:
-    """Divide `x` by its sums (order 1) or norms (2): those of `unit_range`, in effect."""
+    """Divide `x` by its sums (order 1) or norms (2), without overflow or underflow."""
     if needs_plain_formula():
         x = unit_range(x)
         return divide(x, _total(x, order))
@@ -252,7 +252,7 @@ class _Normalized(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         return y, total
 
-    # A gradient that is None is 0, and costs nothing. That of $|x|$ is $y$.
+    # A missing gradient is 0. The gradient of $|x|$ is $y$.
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, dn: Tensor | None) -> Any:
         (y, total), by_sum = ctx.saved_tensors, ctx.order == 1
@@ -294,7 +294,7 @@ def _divided(x: Tensor, order: int) -> tuple[Tensor, Tensor]:
 
 
 def _by_power(x: Tensor, order: int) -> tuple[Tensor, Tensor]:
-    """Do the same with vectors in `unit_range`, and the total in units of `x`."""
+    """Divide vectors by their totals, computed in `unit_range`; return both."""
     power = _power(x)
     x = x / power
     total = _total(x, order)
@@ -325,7 +325,7 @@ class FeatureMap(nn.Module):
         return self(like.new_empty(0, d)).shape[-1]
 
     def scaled(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        r"""Features that stay in range, and the logarithm of their scale.
+        r"""Return features that stay in range, and the logarithm of their scale.
 
         $\phi(x)$ = features $\cdot\, e^{\text{scale}}$. If the scale cancels later, the
         features alone are enough. Autograd treats the scale as a constant.
@@ -382,7 +382,7 @@ def _elu1(x: Tensor) -> Tensor:
 
 
 class _ELU1(torch.autograd.Function):
-    r"""The same in fewer passes; it keeps only $\phi$, since $\phi' = \min(\phi, 1)$."""
+    r"""Compute ELU + 1 in fewer passes; keep only $\phi$, as $\phi' = \min(\phi, 1)$."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -449,7 +449,7 @@ def _dpfp(x: Tensor, nu: int) -> Tensor:
 
 
 class _DPFP(torch.autograd.Function):
-    """The same in half the passes over the features. It keeps only `x`."""
+    """Compute `_dpfp` in half the passes over the features; keep only `x`."""
 
     # Each shift is written into its place in the result: there is
     # nothing to concatenate.
@@ -562,7 +562,7 @@ class RandomFeatures(FeatureMap):
 def gaussian_directions(
     count: int, d: int, orthogonal: bool, generator: torch.Generator | None = None
 ) -> Tensor:
-    r"""Rows, each of which is distributed as $\mathcal N(0, I_d)$.
+    r"""Draw rows, each distributed as $\mathcal N(0, I_d)$.
 
     Orthogonal rows come in blocks of `d` (Choromanski et al. 2021, section 3.2). This
     lowers the variance of the estimate and keeps it unbiased: each block is a uniformly
@@ -668,7 +668,7 @@ def _favor(x: Tensor, omega: Tensor, scaled: bool) -> tuple[Tensor, Tensor | Non
 
 
 class _FAVOR(torch.autograd.Function):
-    r"""The same in fewer passes over the features.
+    r"""Compute `_favor` in fewer passes over the features.
 
     A feature below the smallest normal number (2e-308 in float64, 1e-38 in float32)
     becomes 0. It would be subnormal: a processor computes such numbers, and with them,

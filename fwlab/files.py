@@ -1,4 +1,4 @@
-"""Writing files completely or not at all."""
+"""Writing files completely or not at all; results that travel with the package."""
 
 import contextlib
 import json
@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-#: Names of what cannot be written to, by the letters of `ls -l`.
+#: Results that travel with the package.
+RESULTS = Path(__file__).parent / "data" / "results"
+#: Kinds of files that cannot be written to, by the letters of `ls -l`.
 OTHERS = {"d": "folder", "c": "device", "b": "device", "p": "pipe", "s": "socket"}
 OTHERS["l"] = "symbolic link"
 
@@ -29,7 +31,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     target = destination(path)
     part = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-    # What is not for others is not for them while it is written, either.
+    # Others must not read a private file while it is written, either.
     part.touch(0o600 if target.exists() else 0o666, exist_ok=False)
     try:
         mode = (target if target.exists() else part).stat().st_mode
@@ -101,3 +103,12 @@ def check_writable(folder: Path) -> None:
     except OSError as error:
         error.filename = str(folder)  # not a name that nobody knows
         raise
+
+
+def result(name: str) -> Any:
+    """Read a result that travels with the package: a JSON file of `RESULTS`.
+
+    - `name`: of the file, without its ending.
+    - Returns what it holds: settings, and what was measured.
+    """
+    return read_json(RESULTS / f"{name}.json")

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 Schedule = Callable[[torch.optim.Optimizer, float, int], LRScheduler]
 #: Numbers of a learning curve, at most.
 CURVE = 20
-#: What `fit` does unless it is told otherwise, in words.
+#: The defaults of `fit`, in words.
 SETUP = {
     "optimiser": "Adam, gradients clipped to 1",
     "schedule": "rises for a tenth of the steps, falls along a cosine",
@@ -49,7 +49,7 @@ class Fit(NamedTuple):
 
     @property
     def short(self) -> list[tuple[int, float]]:
-        """At most 20 pairs of the curve, with the last one."""
+        """Return at most 20 pairs of the curve, the last one included."""
         return self.curve[:: -max(1, -(-len(self.curve) // CURVE))][::-1]
 
 
@@ -122,6 +122,22 @@ def learning_curve(losses: list[float], steps: int) -> list[tuple[int, float]]:
     return [(end, round(fmean(losses[end - part : end]), 4)) for end in ends]
 
 
+@torch.no_grad()
+def pair_loss(train: Tensor, valid: Tensor, vocabulary: int) -> float:
+    """Measure how well each token can be guessed from the one before it alone.
+
+    - `train`: tokens whose pairs are counted, each pair once more than it occurs, so
+      that none is impossible.
+    - `valid`: tokens that are guessed.
+    - `vocabulary`: number of different tokens.
+    - Returns the mean loss of a token of `valid`, in nats.
+    """
+    pairs = vocabulary * train[:-1].cpu().long() + train[1:].cpu()
+    counts = 1.0 + pairs.bincount(minlength=vocabulary**2).view(vocabulary, vocabulary)
+    log_p = (counts / counts.sum(1, keepdim=True)).log()
+    return -log_p[valid[:-1].cpu().long(), valid[1:].cpu().long()].mean().item()
+
+
 # --- Labelled answers -----------------------------------------------------
 
 
@@ -148,7 +164,7 @@ def answer_loss(
 
 @torch.no_grad()
 def score(model: Callable[[Tensor], Tensor], batch: tuple[Tensor, Tensor]) -> Score:
-    """Score all answers of a batch, which may be large: 128 sequences at a time.
+    """Score a batch, 128 sequences at a time.
 
     - `model`, `batch`: as for `answer_loss`. The model runs in the mode it is in.
     - Returns a `Score`: percent to two decimals, nats to four.

@@ -181,7 +181,7 @@ def _convolve(
     cu_seq_lens_q: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
-    """Their convolution, applied to one packed document after another."""
+    """Apply the model's convolution to one packed document after another."""
     if cu_seq_lens_q is None:
         return theirs(x, *weights, **options)
     options.pop("seq_idx", None)  # the documents again
@@ -198,9 +198,9 @@ COMMON = (
     *("attn_implementation", "experts_implementation", "quantization_config"),
     *("auto_map", "_commit_hash"),
 )
-#: What `forward` takes for the loss function of transformers.
+#: Arguments of `forward` that are for the loss function of transformers.
 OF_LOSS = {"num_items_in_batch", "ignore_index", "shift_labels"}
-#: What a collator says of packed documents beside their borders or positions.
+#: Further arguments that a collator passes for packed documents; they are ignored.
 OF_PACKING = {"cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}
 
 
@@ -320,7 +320,7 @@ class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
 
     @torch.no_grad()
     def _init_weights(self, module: Any) -> None:
-        """Constant tables, which are in no file; the weights are made already."""
+        """Initialise constant tables, which no file holds; weights are initialised already."""
         if not module._non_persistent_buffers_set:
             return
         new = self.config.language_model()
@@ -392,7 +392,7 @@ class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits of the next token at every position.
+        """Compute the logits of the next token at every position.
 
         - `input_ids`: `int64 [batch, time]`.
         - `attention_mask`: `[batch, past + time]`, 0 = padding, as `key_mask` of

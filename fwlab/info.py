@@ -12,7 +12,7 @@ from fwlab.provenance import machine, version
 
 
 def report() -> str:
-    """Versions, devices and usable implementations, as a table."""
+    """Format versions, devices and usable implementations as a table."""
     rows = [
         ("fwlab", fwlab.__version__),
         ("python", platform.python_version()),

@@ -24,7 +24,7 @@ from fwlab.models import LanguageModel, checkpoints
 
 
 class Layer(NamedTuple):
-    r"""Hold what one layer did while it read a text.
+    r"""Hold the gates, norms and reads of one layer over a text.
 
     - `number`: its place in the model, from 1.
     - `rule`: the name of its rule, as `FastWeightAttention` has it.
@@ -46,7 +46,7 @@ class Layer(NamedTuple):
     kept: Tensor | None
 
     def half_life(self) -> tuple[Tensor, Tensor]:
-        r"""After how many tokens the decay alone leaves half of the memory.
+        r"""Return the number of tokens after which the decay leaves half of the memory.
 
         This is $\ln 2$ over the mean of $-\ln d_t$; infinite without a decay.
 
@@ -58,7 +58,7 @@ class Layer(NamedTuple):
 
 
 def mixers(model: LanguageModel) -> tuple[dict[int, Any], dict[int, str]]:
-    """Split the mixers of a model, by number: those to watch, and names of others."""
+    """Return the fast weight layers of a model by number, and the names of others."""
     watched, others = {}, {}
     for number, block in enumerate(model.blocks, 1):
         mixer = getattr(block, "mixer", block)
@@ -127,7 +127,7 @@ def look(
 
 
 def _watched(number: int, layer: Any, x: Tensor, first: int | None) -> Layer:
-    """One layer, token by token, as its `step` computes it.
+    """Record one layer token by token, as its `step` computes it.
 
     Beside its memory runs a second one, which begins with the write of `first` and gets
     the same keys and gates, but only zeros as values.
@@ -198,7 +198,7 @@ class Reading(NamedTuple):
 
 
 def read(source: Path, text: str, limit: int) -> Reading:
-    """Load what `fwlab generate` takes, and the first tokens of a text.
+    """Load a model as `fwlab generate` does, and the first tokens of a text.
 
     There are as many as `limit` and a table of positions allow.
 
@@ -226,7 +226,7 @@ def read(source: Path, text: str, limit: int) -> Reading:
 
 
 def occurrences(reading: Reading, name: str | None) -> tuple[str | None, list[int]]:
-    """Return a name, and the place of its last token wherever it is a word of its own.
+    """Return a name and the positions of its last token, where it is a separate word.
 
     Without a name: the most frequent capitalised word of two letters or more that
     occurs twice, and nowhere in small letters. None if there is no such word;
@@ -291,7 +291,7 @@ def _plain(x: Any) -> Any:
 def picture(
     reading: Reading, layers: Sequence[Layer], name: str | None, places: Sequence[int]
 ) -> Figure:
-    """Draw all heads over the text, a row each: what `look` has found for a name."""
+    """Draw all heads over the text, a row each, with the results for a name."""
     beta = torch.cat([layer.beta for layer in layers], 1)
     norm = torch.cat([layer.norm for layer in layers], 1)
     decay = torch.cat([layer.decay.mean(-1) for layer in layers], 1)
@@ -356,7 +356,7 @@ def _half_lives(ax: Any, layers: Sequence[Layer]) -> None:
     row = 0.5
     for layer in layers:
         for whole, each in zip(*layer.half_life(), strict=True):
-            # What never fades, or at once, is not on a logarithmic axis.
+            # Infinite half-lives and those of 0 are not on a logarithmic axis.
             x = torch.stack([whole, *each.aminmax()])
             at, *ends = x.where((x > 0) & x.isfinite(), math.nan).tolist()
             ax.plot(ends, [row, row], "-", color=plots.FAST, linewidth=1)

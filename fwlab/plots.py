@@ -161,7 +161,7 @@ def traces(ax: Axes, values: Any, marks: Any, title: str, limit: float = 1.0) ->
 
 
 def new(columns: int = 1, rows: int = 1, **options: Any) -> Any:
-    """`plt.subplots` in the usual width.
+    """Call `plt.subplots` with the usual width.
 
     - `columns`, `rows`: number of axes side by side and on top of each
       other.
@@ -196,7 +196,7 @@ def panels(
 def grid(
     count: int, xlabel: str, ylabel: str, height: float = 1.9
 ) -> tuple[Figure, list[Axes]]:
-    """Small axes, two in a row, that share their scales.
+    """Create small axes, two in a row, with shared scales.
 
     - `count`: number of axes.
     - `xlabel`, `ylabel`: labels of the outer axes.
@@ -227,6 +227,34 @@ def marks(
     """
     options.setdefault("markeredgewidth", 1.4 if marker in "x+" else 0)
     ax.plot([*x], [*y], linestyle="none", marker=marker, **options)
+
+
+def curves(
+    ax: Axes,
+    x: Sequence[float],
+    named: Mapping[str, Any],
+    looks: Iterable[tuple[str, str]],
+) -> None:
+    """Draw a curve for each name.
+
+    - `ax`, `x`: where to draw, and the places on its horizontal axis.
+    - `named`: the heights of each curve, by its name in the legend.
+    - `looks`: matplotlib's names of their colours and lines, such as `(FAST, "o-")`.
+    """
+    for (name, y), (color, line) in zip(named.items(), looks, strict=False):
+        ax.plot(x, y, line, color=color, label=name, markersize=4)
+
+
+def validation_losses(
+    ax: Axes, run: Iterable[Any], line: str, label: str, color: str | None = None
+) -> None:
+    """Draw the validation losses of a training by its steps.
+
+    - `ax`, `run`: where to draw, and what `Trainer.run()` yielded.
+    - `line`, `label`, `color`: matplotlib's names of the looks; None = its next colour.
+    """
+    losses = [(at.step, at.val_loss) for at in run if at.val_loss is not None]
+    ax.plot(*zip(*losses, strict=True), line, color=color, label=label)
 
 
 def medians(
@@ -332,7 +360,7 @@ def legend(figure: Figure, ax: Axes, columns: int) -> None:
 
 
 def key(figure: Figure, entries: Sequence[tuple[str, Any, str]]) -> None:
-    """Explain marks and lines that mean the same in all axes, above them.
+    """Draw a legend for all axes above them.
 
     - `figure`: the figure.
     - `entries`: mark, line and label of each.
@@ -348,7 +376,7 @@ def key(figure: Figure, entries: Sequence[tuple[str, Any, str]]) -> None:
 
 
 def learning_curves(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure:
-    """Training and validation loss of several runs.
+    """Draw the training and validation losses of several runs.
 
     - `runs`: for each name, the rows of `metrics.jsonl`: `step`, `seconds`, `loss`,
       and `validation_loss` where it was measured.
@@ -402,7 +430,7 @@ def slider(
     label: str,
     **options: Any,
 ) -> "Slider":
-    """Pictures that a reader moves through; without scripts, the first of them.
+    """Show pictures with a slider; without scripts, the first of them.
 
     - `draw`: called as `draw(value, axes)`, with the axes that `new` returns.
       Set the same limits for every value.
@@ -456,7 +484,7 @@ class Slider(NamedTuple):
         return f"{self.label}: {', '.join(self.values)}"
 
     def _repr_html_(self) -> str:
-        """Pictures, a control that scripts show, and the script.
+        """Return the HTML of the pictures, the slider and its script.
 
         The site allows this script by its hash, and puts the drawings into the page.
         """

@@ -14,7 +14,7 @@ import fwlab
 
 
 def provenance(command: str) -> dict[str, Any]:
-    """Versions, machine, commit and date, as plain values for JSON.
+    """Return versions, machine, commit and date as plain values for JSON.
 
     - `command`: the command line that produces the result.
     """
@@ -48,7 +48,7 @@ def commit() -> str:
 
 
 def machine() -> str:
-    """Names of the processor and the GPU."""
+    """Return the names of the processor and the GPU."""
     name = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():

@@ -98,23 +98,6 @@ def weighted(*outputs: Tensor, seed: int = 1) -> Tensor:
     return total
 
 
-def saved_bytes(function: Callable[[], Any]) -> int:
-    """Record what autograd saves for the backward pass, each storage once."""
-    kept: list[Tensor] = []
-
-    def pack(x: Tensor) -> int:
-        # Not the tensor itself: a node that keeps its own output would
-        # keep itself, for good.
-        kept.append(x.detach())
-        return len(kept) - 1
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, kept.__getitem__):
-        alive = function()
-    del alive
-    memories = {x.untyped_storage().data_ptr(): x.untyped_storage() for x in kept}
-    return sum(memory.nbytes() for memory in memories.values())
-
-
 def problem(text: str, **options: Any) -> fuzz.Problem:
     """Make a problem of the fuzzer: see `fuzz.parsed`.
 

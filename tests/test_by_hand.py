@@ -189,7 +189,7 @@ def test_appendix_b(op, implementation):
 
 @pytest.mark.parametrize("implementation", FORMS)
 def test_an_empty_memory_retrieves_zero(implementation):
-    """Eq. 27 at the first step, and queries that meet no key."""
+    """Check Eq. 27 at the first step, and queries that match no key."""
     k = double([[1, 1, 0, 0], [1, 0, 0, 0]])[None, :, None]
     q = double([[1, 0, 0, 0], [0, 0, 1, 0]])[None, :, None]
     y, state = ops.delta_rule(

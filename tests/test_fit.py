@@ -1,10 +1,12 @@
-"""`fit`: steps, schedule, clipping, and both hooks."""
+"""`fit`: steps, schedule, clipping, and both hooks; the loss of counted pairs."""
+
+from math import log
 
 import pytest
 import torch
 from torch import nn
 
-from fwlab.fit import fit
+from fwlab.fit import fit, pair_loss
 
 
 class Line(nn.Module):
@@ -77,3 +79,10 @@ def test_arguments_that_do_not_fit():
         train(steps=10)
     with pytest.raises(ValueError, match="expected every to be at least 1, got 0"):
         train(evaluate=float)
+
+
+def test_loss_of_pairs():
+    """After 0 comes 1 in three of four counts, and 0 after 1 as well."""
+    train, valid = torch.tensor([0, 1, 0, 1, 0]), torch.tensor([0, 1, 1])
+    found = pair_loss(train.to(torch.uint8), valid.to(torch.uint8), 2)
+    assert found == pytest.approx(-(log(3 / 4) + log(1 / 4)) / 2)

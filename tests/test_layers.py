@@ -382,7 +382,7 @@ def test_errors_name_the_argument(call, message):
 
 @pytest.mark.parametrize("make", OPTIONAL.values(), ids=OPTIONAL)
 def test_a_masked_token_is_as_if_it_were_not_there(make):
-    """Left, right and within; convolutions skip it, too."""
+    """Mask tokens on the left, on the right and within; convolutions skip them, too."""
     layer, x = setup(make)
     for keep in (
         torch.arange(40) >= 11,

@@ -11,7 +11,6 @@ from alike import (
     parts,
     problem,
     rebuild,
-    saved_bytes,
     weighted,
 )
 from loops import AFT, RULES
@@ -19,6 +18,7 @@ from torch import nn
 
 import fwlab
 from fwlab import ops
+from fwlab.bench.measure import saved_bytes
 from fwlab.layers import FastWeightProgrammer
 
 every_form = pytest.mark.parametrize(

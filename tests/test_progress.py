@@ -63,6 +63,7 @@ def notebook(monkeypatch, tmp_path):
     ipython = SimpleNamespace(get_ipython=lambda: shell)
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     monkeypatch.setattr(progress, "_session", {})
+    monkeypatch.setattr(progress, "_sure", {})
     monkeypatch.chdir(tmp_path)
     return tmp_path / progress.FILE
 
@@ -134,14 +135,17 @@ def test_a_notebook_remembers_what_passed(notebook, capsys):
     check(blank, "write")
     assert not notebook.exists()
     check(write)
-    predict("same_key", "b")
+    predict("same_key", "b", sure=0.8)
     reveal("same_key")
-    predict("same_key", "c")
+    predict("same_key", "c", sure=0.9)
     reveal("same_key")
     check_formula("unit_factor", a="1")
     check(blank, "write")  # does not undo it
-    assert json.loads(notebook.read_text()) == {"write": True, "same_key": False}
+    done = {"write": True, "same_key": False, "sure": {"same_key": 0.8}}
+    assert json.loads(notebook.read_text()) == done
     progress._session.clear()  # the next day
+    progress._sure.clear()
+    assert progress.given() == {"same_key": 0.8}
     check_formula("unit_factor", a="phi @ phi", b="1 - beta * a", c="beta")
     capsys.readouterr()
     predictions()

@@ -25,6 +25,7 @@ from fwlab.exercises.questions import _predicted, _question, is_right
 def alone(monkeypatch):
     """Start each test with nothing predicted."""
     monkeypatch.setattr(progress, "_session", {})
+    monkeypatch.setattr(progress, "_sure", {})
     _predicted.clear()
 
 
@@ -107,7 +108,7 @@ def test_a_percentage_where_percent_are_asked_for(capsys):
 
 def test_the_first_question_shows_the_quotes(capsys):
     predict("same_key", ...)
-    assert 'as in predict("same_key", "a").' in said(capsys)
+    assert 'as in predict("same_key", "a", sure=0.8).' in said(capsys)
     quiz("same_key", ...)
     assert 'as in quiz("same_key", "a").' in said(capsys)
 
@@ -167,6 +168,42 @@ def test_the_first_answer_counts(capsys):
     assert "1 of 2 predictions were right." in printed
     assert "Not revealed yet: break_even." in printed
     assert "Look again at 00_start_here: same_key." in printed
+
+
+@pytest.mark.parametrize("sure", [0.8, "0.8", "80 %", "4/5"])
+def test_how_sure_somebody_is_as_people_type_it(sure, capsys):
+    predict("same_key", "c", sure=sure)
+    assert said(capsys) == "Your prediction: v1 + v2, 80% sure."
+    predict("same_key", "c")  # not said this time
+    assert said(capsys) == "Your prediction: v1 + v2."
+
+
+@pytest.mark.parametrize("sure", [80, -0.1, "very", float("nan"), "1/0", [0.8]])
+def test_a_probability_is_from_0_to_1(sure, capsys):
+    predict("same_key", "c", sure=sure)
+    assert "expected sure to be a number from 0 to 1, such as 0.8, got" in said(capsys)
+
+
+def test_the_curve_shows_how_often_somebody_was_right(capsys):
+    """Two groups: of three at 90 % two are right, of two at 50 % one."""
+    names = [name for name, each in QUESTIONS.items() if each.choices][:5]
+    for i, name in enumerate(names):
+        assert predictions() is None
+        right = i not in (2, 4)
+        answer = (
+            QUESTIONS[name].truth if right else next(iter(QUESTIONS[name].tempting))
+        )
+        predict(name, answer, sure=0.9 if i < 3 else 0.5)
+        reveal(name)
+    predict(names[0], QUESTIONS[names[0]].truth, sure=0.1)
+    reveal(names[0])  # the first one counts
+    capsys.readouterr()
+    (ax,) = predictions().axes
+    assert "74% on average; 60% of them were right." in said(capsys)
+    _, low, high = ax.lines
+    points = [(*line.get_xdata(), *line.get_ydata()) for line in (low, high)]
+    assert points == [(0.5, 0.5), pytest.approx((0.9, 2 / 3))]
+    assert [text.get_text() for text in ax.texts] == ["  2", "  3"]
 
 
 def test_questions():

@@ -1,9 +1,20 @@
 """The layer of notebook 11 is that of transformers, and its stored runs are complete."""
 
+import sys
+
 import pytest
 import torch
 
-from fwlab.exercises.course.to_qwen import measured, modern_layer, published
+import fwlab.models
+from fwlab.exercises.course.to_qwen import (
+    as_published,
+    measured,
+    modern_layer,
+    new_qwen,
+    published,
+    ran,
+)
+from fwlab.ops.linear.sum import read
 
 
 @pytest.mark.parametrize("case", ["plain", "grouped"])
@@ -31,3 +42,29 @@ def test_every_row_has_the_same_seeds(name):
     seeds = [sorted(run["seed"] for run in runs) for runs in measured(name).values()]
     assert seeds == seeds[:1] * len(seeds) and len(seeds) >= 3
     assert seeds[0][:3] == [1, 2, 3]
+
+
+def test_the_tracer_names_what_of_fwlab_runs():
+    arguments, _ = published("plain")
+    names = ran(lambda: modern_layer(**arguments))
+    assert "fwlab.exercises.course.delta_rule.delta_step" in names
+    assert not [name for name in names if not name.startswith("fwlab.exercises.course")]
+    assert "fwlab.ops.linear.sum.read" in ran(read, torch.ones(2, 2), torch.ones(2))
+    assert ran(torch.ones, 3) == []
+
+
+def test_a_small_qwen_is_a_checkpoint(monkeypatch):
+    """All its names are published ones; notebook 11 opens it in transformers."""
+    load, seen = fwlab.models.load, []
+
+    def spy(*given):
+        model = load(*given)
+        return lambda text: seen.append(model(text)) or seen[-1]
+
+    monkeypatch.setattr(fwlab.models, "load", spy)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    _, weights = new_qwen(5)
+    text = torch.tensor([[0, 1, 2]])
+    what = " the logits of all 3 tokens as fwlab.models.load does"
+    assert f"not compute{what}" in as_published(weights, text, torch.zeros(1, 3, 5))
+    assert f"computes{what}, to 1e-5" in as_published(weights, text, seen[0])

@@ -135,7 +135,7 @@ FAILED = [None] * 3
         ([LOW, []], "2 [1, 3]", None, None),
         ([FAILED, []], "failed [failed, failed]", None, None),
         ([FAILED, LOW], "failed [failed, failed] against 2 [1, 3]", False, True),
-        # Chains: one pair in the wrong order is enough, if all of its seeds are.
+        # One pair in the wrong order refutes a chain, if all seeds of this pair agree.
         ([LOW, HIGH, [7.0, 8.0, 9.0]], None, True, True),
         ([LOW, HIGH, [5.5, 8.0, 9.0]], None, True, False),
         ([LOW, OVER, [*LOW[:2], 0.5]], None, False, False),

@@ -96,7 +96,7 @@ def test_loss_and_norm_by_position(mixer):
     }
     assert found["last_loss"] == pytest.approx(losses[64], abs=1e-4)
     assert found["lowest_at"] == min(losses, key=losses.__getitem__)
-    # What the sum rule reads is divided by a sum of keys.
+    # The sum rule divides its output by a sum of keys, so its norm is not recorded.
     norm = W.norm(dim=(2, 3)).mean().item() if mixer == "delta" else None
     assert found["last_norm"] == (norm and pytest.approx(norm, abs=1e-4))
 

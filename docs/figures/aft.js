@@ -1,7 +1,7 @@
 // @ts-check
 // AFT-simple, causal, one channel, in float32: four ways to keep e^K in range,
 // and the future key that breaks three of them.
-import { number, round, scale } from "./common.js";
+import { number, round, scale } from "./words.js";
 import { choice, figure, html, line, note, slider, svg } from "./kit.js";
 
 const [T, TILE] = [8, 4];
@@ -175,7 +175,7 @@ const judge = ({ lost, wrong, outputs, errors }) => {
   return parts.join(" and ");
 };
 
-figure("aft", {
+export default figure("aft", {
   state: { step: 6, large: 103 },
   compute: ({ step, large }) => {
     kept[step] ??= curves(step);

@@ -1,7 +1,7 @@
 // @ts-check
 // The biases of AFT, one by one: four forms of one table, and the weights and
 // outputs that follow from it.
-import { number } from "./common.js";
+import { number } from "./words.js";
 import { choice, figure, html, slider, table } from "./kit.js";
 
 const [T, WINDOW, LIMIT] = [8, 3, 4]; // LIMIT: of a bias
@@ -37,7 +37,7 @@ const FORMS = {
 for (const form of Object.values(FORMS))
   form.bias = square((t, j) => (form.free(t, j) ? form.start(t, j) : 0));
 
-figure("biases", {
+export default figure("biases", {
   state: { form: "conv", row: 6, key: 5 },
   compute: ({ form }) => {
     const seen = (cell) => square((t, j) => (j <= t ? cell(t, j) : NaN));

@@ -3,9 +3,9 @@
 // pair, beside the law that no memory of their size can beat.
 // @ts-expect-error: medians of docs/reproduce, by docs/hooks/frames.py
 import TRAINED from "fwlab-capacity";
-import * as fwlab from "./fwlab.js";
-import { number, round } from "./fwlab.js";
+import { direction, dot, dpfp, random, rules, unit } from "./algebra.js";
 import { button, choice, figure, html, line, note, slider, svg } from "./kit.js";
+import { number, round, scale } from "./words.js";
 
 const MOST = 128; // pairs
 const TOP = 1.2; // of the plot; a loss of 1/2 is that of returning nothing
@@ -18,12 +18,12 @@ const law = (S, features) => Math.max(0, (1 - features / S) / 2);
 const orthonormal = (normal, width) => {
   const basis = [];
   while (basis.length < width) {
-    let key = fwlab.direction(normal, width);
+    let key = direction(normal, width);
     for (const other of basis) {
-      const overlap = fwlab.dot(key, other);
+      const overlap = dot(key, other);
       key = key.map((x, i) => x - overlap * other[i]);
     }
-    basis.push(fwlab.unit(key));
+    basis.push(unit(key));
   }
   return basis;
 };
@@ -35,28 +35,27 @@ const firing = (n, width) => {
   const distance = Math.floor(n / (2 * width)) + 1;
   for (const i of [first, (first + distance) % (2 * width)])
     key[i % width] = i < width ? 1 : -1;
-  return fwlab.unit(key);
+  return unit(key);
 };
 const all = (make) => Array.from({ length: MOST }, (_, n) => make(n));
 
 // Features of length 1, of all keys.
 const memories = ({ width, nu, kind, draw }) => {
-  const normal = fwlab.random(`capacity ${draw}`);
+  const normal = random(`capacity ${draw}`);
   const room = 2 * nu * width;
   let keys;
   let forDpfp;
-  if (kind === "random") keys = forDpfp = all(() => fwlab.direction(normal, width));
+  if (kind === "random") keys = forDpfp = all(() => direction(normal, width));
   else {
     const basis = orthonormal(normal, width);
     keys = all((n) => basis[n % width]);
     forDpfp = all((n) => firing(n % room, width));
   }
-  const features = forDpfp.map((key) => fwlab.unit(fwlab.dpfp(key, nu)));
-  const dpfp = { keys: forDpfp, features, room };
+  const features = forDpfp.map((key) => unit(dpfp(key, nu)));
   return {
     sum: { keys, features: keys, room: width, rule: "sum" },
     delta: { keys, features: keys, room: width, rule: "delta" },
-    dpfp: { ...dpfp, rule: "delta" },
+    dpfp: { keys: forDpfp, features, room, rule: "delta" },
   };
 };
 
@@ -66,7 +65,7 @@ const memories = ({ width, nu, kind, draw }) => {
 // with a strength of 1. Returns, after each pair, the mean loss over all
 // keys so far, and how many of them read their own value most of all.
 const run = ({ features, rule }) => {
-  const { corrects } = fwlab.rules[rule](1);
+  const { corrects } = rules[rule](1);
   const reads = features.map(() => new Float64Array(MOST));
   return features.map((phi, t) => {
     const news = reads[t].map((held) => (corrects ? -held : 0));
@@ -74,7 +73,7 @@ const run = ({ features, rule }) => {
     let loss = 0;
     let right = 0;
     reads.forEach((read, i) => {
-      const overlap = fwlab.dot(phi, features[i]);
+      const overlap = dot(phi, features[i]);
       for (let j = 0; j <= t; j++) read[j] += overlap * news[j];
       if (i > t) return;
       let best = -Infinity; // of the other values
@@ -109,8 +108,8 @@ const compute = ({ width, nu, kind, draw }) => {
 
 // --- The picture -----------------------------------------------------------------
 const PLOT = { left: 30, right: 384, top: 8, bottom: 216 };
-const across = fwlab.scale([0, MOST], [PLOT.left, PLOT.right]);
-const upwards = fwlab.scale([0, TOP], [PLOT.bottom, PLOT.top]);
+const across = scale([0, MOST], [PLOT.left, PLOT.right]);
+const upwards = scale([0, TOP], [PLOT.bottom, PLOT.top]);
 const place = (S, loss) => `${round(across(S))} ${round(upwards(loss))}`;
 const LOOKS = {
   sum: "stroke: var(--fw-other); stroke-dasharray: 2 2",
@@ -161,7 +160,7 @@ const plot = ({ width, count }, { memories, trained }) => html`<svg class="fw-pi
 const sample = (d, look) =>
   html`<svg class="fw-sample" viewBox="0 0 26 12" aria-hidden="true">${line(d, look)}</svg>`;
 
-figure("capacity", {
+export default figure("capacity", {
   // More pairs than the width, and fewer than DPFP has features.
   state: { width: 16, count: 24, nu: 1, kind: "orthogonal", draw: 1 },
   compute,

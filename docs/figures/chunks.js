@@ -4,7 +4,7 @@
 // the way back.
 // @ts-expect-error: docs/hooks/frames.py computes it
 import { loop, sizes } from "fwlab-chunks";
-import { number, player, tint, vector } from "./common.js";
+import { number, tint, vector } from "./words.js";
 import { button, choice, figure, html, nothing, slider } from "./kit.js";
 
 const [T, D] = [12, 2];
@@ -276,22 +276,20 @@ const sentence = ({ C, tick }, { stage: { name, chunk }, arrival, costs, shown, 
 };
 
 const state = { C: 4, tick: 0, open: false, running: false };
-/** @type {any} */
-let play;
 figure("chunks", {
   state,
   compute,
   view,
-  controls: ({ C, tick, open }, { stages, arrival }, set) => {
-    play ??= player({
-      every: 300,
-      begin: () => set({ running: true, tick: state.tick < RACE ? state.tick : 0 }),
-      step: () => {
-        set({ tick: state.tick + 1 });
-        return state.tick < RACE;
-      },
-      end: () => set({ running: false }),
-    });
+  plays: ({ set }) => ({
+    every: 300,
+    begin: () => set({ running: true, tick: state.tick < RACE ? state.tick : 0 }),
+    step: () => {
+      set({ tick: state.tick + 1 });
+      return state.tick < RACE;
+    },
+    end: () => set({ running: false }),
+  }),
+  controls: ({ C, tick, open }, { stages, arrival }, set, { play }) => {
     // The way back is only in what is folded.
     const last = open ? stages.length - 1 : RACE;
     const go = (tick) => {
@@ -318,7 +316,7 @@ figure("chunks", {
     <div class="fw-tables">${pairs(state, found)}</div>
     <div class="fw-tables">${matrices(state, found)}${account(state, found)}</div></div></details>`,
   say: (state, found) => (state.running ? RUNNING : sentence(state, found)),
-  begin: (set, root) => {
+  begin: ({ root, set, play }) => {
     play.whenSeen(root.firstElementChild);
     // The chunks have finished, the loop has not.
     return { still: () => set({ tick: plan(state.C).arrival }) };

@@ -1,9 +1,9 @@
 // @ts-check
 // DPFP of two keys of width 2: which products fire, in which quadrant, and
 // how much two keys still overlap afterwards.
-import * as fwlab from "./fwlab.js";
-import { dot, number, signed, tint, vector } from "./fwlab.js";
+import { dot, dpfp, unit } from "./algebra.js";
 import { choice, figure, handle, html, line, note, svg } from "./kit.js";
+import { number, signed, tint, vector } from "./words.js";
 
 const LIMIT = 2;
 const ENTRIES = ["x", "y", "−x", "−y"];
@@ -22,10 +22,10 @@ const spoken = (n) => product(n).map((name) => `r(${name})`).join(" ");
 // --- The arithmetic --------------------------------------------------------------
 // 0/0 is 0: an empty vector is at right angles to everything.
 const divide = (a, b) => (b === 0 ? 0 : a / b);
-const cosine = (a, b) => dot(fwlab.unit(a), fwlab.unit(b));
+const cosine = (a, b) => dot(unit(a), unit(b));
 const compute = ({ keys, nu }) => {
   const r = keys.map((key) => [...key, ...key.map((x) => -x)].map((x) => (x > 0 ? x : 0)));
-  const features = keys.map((key) => fwlab.dpfp(key, nu));
+  const features = keys.map((key) => dpfp(key, nu));
   const normalised = features.map((phi) => {
     const sum = phi.reduce((a, b) => a + b, 0);
     return phi.map((x) => divide(x, sum));
@@ -97,7 +97,7 @@ const plane = (state, { fires, features }, set) => {
   const overlap = (direction) =>
     coloured === "before"
       ? cosine(direction, keys[0])
-      : cosine(fwlab.dpfp(direction, nu), features[0]);
+      : cosine(dpfp(direction, nu), features[0]);
   const [left, top] = at([-LIMIT, LIMIT]);
   return html`<svg class="fw-picture" viewBox="6 14 202 202" role="group"
     aria-label="Two keys in a plane, and their overlap">
@@ -184,7 +184,7 @@ const say = ({ keys, nu, coloured }, { fires, features, normalised, ...shown }) 
   );
 };
 
-figure("dpfp", {
+export default figure("dpfp", {
   state: { keys: [[0.6, 1.2], [-0.4, 1.4]], nu: 1, coloured: "after" },
   compute,
   view: (state, found, set) => html`<div class="fw-beside" style="grid-template-columns: 5fr 4fr">

@@ -5,10 +5,9 @@
 // picture is computed from them. Between the sections of a page without
 // scripts are the pictures of all settings.
 import { dot, read, towards } from "./algebra.js";
-import * as fwlab from "./common.js";
-import { number, round, signed } from "./common.js";
-import { button, draw as drawInto, html, line, note, nothing, svg } from "./kit.js";
+import { button, figure, html, line, motion, note, nothing, svg } from "./kit.js";
 import { FAST, NEW, WRONG, distance, keys, letter, mark, shape, through, to, values } from "./plane.js";
+import { number, round, signed } from "./words.js";
 
 const PEOPLE = ["Nora", "Max", "Pia"];
 // Who is where, in the order in which it is written. The same fact once
@@ -245,105 +244,91 @@ const sentence = (setting, { W, people, again, solved, key, writes }) => {
 };
 
 // --- From section to section -------------------------------------------------------
-fwlab.figure("essay", (figure) => {
-  const sections = NAMES.map((name) => document.querySelector(`[data-step="${name}"]`));
-  let step = -1;
-  let goal = null; // the step that the page scrolls to, so that presses add up
-  let numbersNow = settings[0]; // as drawn, somewhere between two settings
-  let shown;
-  let frame = null;
-  const turn = (by) => () => {
-    goal = Math.max(0, Math.min((goal ?? step) + by, sections.length - 1));
-    sections[goal].scrollIntoView({ behavior: fwlab.motion.matches ? "instant" : "smooth" });
+const mixed = (from, to, share) => {
+  const mix = { ...to };
+  for (const name of ["angle", "length", "corrects", "range"])
+    mix[name] = between(from[name], to[name], share);
+  mix.strengths = to.strengths.map((s, i) => between(from.strengths[i], s, share));
+  return mix;
+};
+const sections = NAMES.map((name) => document.querySelector(`[data-step="${name}"]`));
+// - setting: what is drawn, somewhere between two settings while it is `moving`;
+// - goal: the step that the page scrolls to, so that presses add up.
+const state = { at: 0, setting: settings[0], moving: false, goal: null };
+let frame;
+const turn = (by) => () => {
+  state.goal = Math.max(0, Math.min((state.goal ?? state.at) + by, NAMES.length - 1));
+  sections[state.goal].scrollIntoView({ behavior: motion.matches ? "instant" : "smooth" });
+};
+const go = (set, at, jump = false) => {
+  if (at === state.at) return;
+  cancelAnimationFrame(frame);
+  const [from, to] = [state.setting, settings[at]];
+  if (jump || motion.matches || to.chunk || from.chunk) {
+    set({ at, setting: to, moving: false });
+    return;
+  }
+  set({ at, moving: true });
+  const begun = performance.now();
+  const advance = (now) => {
+    const time = motion.matches ? 1 : Math.min(1, Math.max(0, (now - begun) / 700));
+    set(time < 1 ? { setting: mixed(from, to, time * time * (3 - 2 * time)) } : { setting: to, moving: false });
+    if (time < 1) frame = requestAnimationFrame(advance);
   };
-  const draw = (setting) => {
-    numbersNow = setting;
-    shown = compute(setting);
-    drawInto(
-      html`<div class="fw-controls"><strong>${rule(settings[step])}</strong><span>${step + 1} of ${NAMES.length}</span>
-        ${button("‹", turn(-1), { label: "Previous step", disabled: step === 0 })}
-        ${button("›", turn(1), { label: "Next step", disabled: step === NAMES.length - 1 })}</div>
-        <svg viewBox="0 0 360 296" class="fw-picture" role="group"
-          aria-label="Keys on a circle, values in a plane, and the memory as numbers">
-        ${setting.chunk ? system(shown) : plane(setting, shown)}${numbers(setting, shown)}${table(setting, shown)}</svg>`,
-      figure.root,
-    );
-  };
+  frame = requestAnimationFrame(advance);
+};
+
+figure("essay", {
+  state,
+  compute: ({ setting }) => compute(setting),
+  page: ({ at, setting }, shown) => html`<div class="fw-controls"><strong>${rule(settings[at])}</strong>
+      <span>${at + 1} of ${NAMES.length}</span>
+      ${button("‹", turn(-1), { label: "Previous step", disabled: at === 0 })}
+      ${button("›", turn(1), { label: "Next step", disabled: at === NAMES.length - 1 })}</div>
+    <svg viewBox="0 0 360 296" class="fw-picture" role="group"
+      aria-label="Keys on a circle, values in a plane, and the memory as numbers">
+    ${setting.chunk ? system(shown) : plane(setting, shown)}${numbers(setting, shown)}${table(setting, shown)}</svg>`,
   // Words once the picture is as they say.
-  const tell = () => figure.say(sentence(settings[step], shown));
-  const mixed = (from, to, share) => {
-    const mix = { ...to };
-    for (const name of ["angle", "length", "corrects", "range"])
-      mix[name] = between(from[name], to[name], share);
-    mix.strengths = to.strengths.map((s, i) => between(from.strengths[i], s, share));
-    return mix;
-  };
-  const go = (next, jump) => {
-    if (next === step) return;
-    step = next;
-    cancelAnimationFrame(frame);
-    frame = null;
-    const [from, to] = [numbersNow, settings[step]];
-    if (jump || fwlab.motion.matches || to.chunk || from.chunk) {
-      draw(to);
-      tell();
-      return;
-    }
-    const begun = performance.now();
-    const advance = (now) => {
-      const time = fwlab.motion.matches ? 1 : Math.min(1, Math.max(0, (now - begun) / 700));
-      draw(time < 1 ? mixed(from, to, time * time * (3 - 2 * time)) : to);
-      frame = time < 1 ? requestAnimationFrame(advance) : null;
-      if (time === 1) tell();
+  say: ({ moving, setting }, shown) => (moving ? "" : sentence(setting, shown)),
+  begin: ({ root, set }) => {
+    // The section that is read: the last one that begins above a line in the
+    // window, below the picture where that is above the text.
+    const follow = () => {
+      const box = root.parentElement.getBoundingClientRect();
+      const above = box.left < sections[0].getBoundingClientRect().right;
+      const top = above ? Math.min(box.bottom, innerHeight) : 0;
+      const reading = top + 0.4 * (innerHeight - top);
+      const begun = sections.findLastIndex((one) => one.getBoundingClientRect().top <= reading);
+      go(set, Math.max(0, begun));
+      sections.forEach((one, i) => one.classList.toggle("fw-current", i === state.at));
     };
-    frame = requestAnimationFrame(advance);
-  };
-
-  // The section that is read: the last one that begins above a line in the
-  // window, below the picture where that is above the text.
-  const follow = () => {
-    const box = figure.root.parentElement.getBoundingClientRect();
-    const above = box.left < sections[0].getBoundingClientRect().right;
-    const top = above ? Math.min(box.bottom, innerHeight) : 0;
-    const reading = top + 0.4 * (innerHeight - top);
-    const begun = sections.findLastIndex((one) => one.getBoundingClientRect().top <= reading);
-    go(Math.max(0, begun));
-    sections.forEach((one, i) => one.classList.toggle("fw-current", i === step));
-  };
-  let waiting = null;
-  const later = () => {
-    waiting ??= requestAnimationFrame(() => {
-      waiting = null;
+    let waiting = null;
+    const later = () => {
+      waiting ??= requestAnimationFrame(() => {
+        waiting = null;
+        follow();
+      });
+    };
+    addEventListener("scroll", later, { passive: true });
+    addEventListener("resize", later);
+    // There, or the reader scrolls.
+    addEventListener("scrollend", () => {
       follow();
+      state.goal = null;
     });
-  };
-  addEventListener("scroll", later, { passive: true });
-  addEventListener("resize", later);
-  // There, or the reader scrolls.
-  addEventListener("scrollend", () => {
-    follow();
-    goal = null;
-  });
-  /** @param {any} event */
-  const leave = ({ target, key }) => {
-    const pressed = target.closest?.(".fw-controls") && [" ", "Enter"].includes(key);
-    if (!pressed) goal = null;
-  };
-  for (const name of ["wheel", "touchmove", "keydown"])
-    addEventListener(name, leave, { passive: true });
-  go(0, true);
-  later();
-
-  return {
-    steps: NAMES,
-    // Without a move, for the pictures that are kept.
-    jump: (name) => go(NAMES.indexOf(name), true),
-    state: () => ({
-      step: NAMES[step],
-      moving: frame !== null,
-      goal,
-      rule: rule(settings[step]),
-      ...shown,
-    }),
-  };
+    /** @param {any} event */
+    const leave = ({ target, key }) => {
+      const pressed = target.closest?.(".fw-controls") && [" ", "Enter"].includes(key);
+      if (!pressed) state.goal = null;
+    };
+    for (const name of ["wheel", "touchmove", "keydown"])
+      addEventListener(name, leave, { passive: true });
+    later();
+    return {
+      steps: NAMES,
+      // Without a move, for the pictures that are kept.
+      jump: (name) => go(set, NAMES.indexOf(name), true),
+      state: () => ({ ...state, step: NAMES[state.at], rule: rule(settings[state.at]), ...compute(state.setting) }),
+    };
+  },
 });

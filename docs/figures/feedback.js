@@ -2,8 +2,7 @@
 // Which states of a stack a state can see, in a transformer and in the feedback
 // transformer of fwlab.ops.feedback, and the longest path that ends there.
 // Only `reads` knows a model; all that is shown follows from it.
-import * as fwlab from "./fwlab.js";
-import { html, render, svg } from "./kit.js";
+import { figure, html, motion, svg } from "./kit.js";
 
 const [L, T] = [3, 6];
 const NAMES = { transformer: "Transformer", feedback: "Feedback transformer" };
@@ -38,6 +37,7 @@ const graph = (kind) => {
   const layers = (state) => nodes[key(state)].path.length - 1;
   return { nodes, layers, sequential: Math.max(...all.map(layers)) };
 };
+const KINDS = Object.keys(NAMES);
 const GRAPHS = { transformer: graph("transformer"), feedback: graph("feedback") };
 const longest = (state) => Math.max(...Object.values(GRAPHS).map(({ layers }) => layers(state)));
 
@@ -103,153 +103,135 @@ const legend = () => svg`${[
 )}<path d="M281 40h16" style=${`stroke: ${PATH}; stroke-width: 5`} />
   <text class="fw-small" x="302" y="45">longest path</text>`;
 
-fwlab.figure("feedback", (figure) => {
-  let chosen = [2, 4];
-  let drawn = 0; // layers of the longest path
+const model = (kind, { chosen, drawn }) => {
+  const { nodes, layers, sequential } = GRAPHS[kind];
+  const { direct, reachable, path } = nodes[key(chosen)];
+  const count = Math.min(drawn, path.length - 1);
+  return { layers, sequential, direct, reachable, path, count, read: memories(kind, chosen) };
+};
 
-  const model = (kind) => {
-    const { nodes, layers, sequential } = GRAPHS[kind];
-    const { direct, reachable, path } = nodes[key(chosen)];
-    const count = Math.min(drawn, path.length - 1);
-    const read = memories(kind, chosen);
-    return { nodes, layers, sequential, direct, reachable, path, count, read };
+// One model, with what of it changes with the choice.
+const draw = (kind, { chosen, drawn }, { layers, sequential, direct, reachable, path, count, read }, choose) => {
+  const near = new Set(direct.map(key));
+  const passed = new Set(count ? path.slice(0, count + 1).map(key) : []);
+  const lookOf = (name) => {
+    if (name === key(chosen)) return "chosen";
+    return near.has(name) ? "direct" : reachable.has(name) ? "reachable" : "none";
   };
+  const cell = (state) => {
+    const [l, t] = state;
+    const name = key(state);
+    const own = name === key(chosen);
+    const look = lookOf(name);
+    const on = passed.has(name) && !own;
+    const take = (svg, to) => {
+      choose(to);
+      svg.querySelector(`[data-state="${key(to)}"]`).focus();
+    };
+    const press = (event) => {
+      if (!(event.key in MOVES)) return;
+      event.preventDefault();
+      const [up, right] = MOVES[event.key];
+      const to = [l + up, t + right];
+      if (all.map(key).includes(key(to))) take(event.currentTarget.ownerSVGElement, to);
+    };
+    const said = `${NAMES[kind]}, ${place(state).toLowerCase()}: ${SAID[look]}, longest path ${layers(state)}`;
+    const way = on ? `; stroke: ${PATH}; stroke-width: 5; stroke-dasharray: none` : "";
+    // A finger finds the whole field of the cell; under the number is a line, once as
+    // many layers have been drawn.
+    return svg`<g role="button" class="fw-tap" data-state=${name} data-look=${look} tabindex=${own ? 0 : -1}
+      aria-pressed=${own} aria-label=${said} @keydown=${press}
+      @click=${(event) => take(event.currentTarget.ownerSVGElement, state)}>
+      <rect x=${left(t) - (W - WIDE) / 2} y=${top(l) - (H - HIGH) / 2} width=${W} height=${H}
+        fill="none" pointer-events="all" />
+      <rect x=${left(t)} y=${top(l)} width=${WIDE} height=${HIGH} rx="4" style=${LOOKS[look] + way} />
+      <text x=${centre(t)} y=${top(l) + HIGH / 2 + 5} text-anchor="middle" fill=${letters(look)}>${layers(state)}</text>
+      <rect x=${left(t) + 8} y=${top(l) + HIGH - 8} width=${WIDE - 16} height="3"
+        fill=${layers(state) <= drawn ? letters(look) : "none"} /></g>`;
+  };
+  const below = kind === "transformer" || !direct.length ? direct : [direct.at(-1)];
+  const lines = [
+    ...below.map(([, j]) => upwards(j, chosen)),
+    ...read.map((j) => `M${centre(j)} ${top(0)}V${MEMORY}`),
+    ...(read.length ? [fromMemory(1, chosen)] : []),
+  ];
+  const length = path.length - 1;
+  const memory = (t) => {
+    const look = read.includes(t) ? "direct" : "none";
+    return svg`<circle cx=${centre(t)} cy=${MEMORY} r="12" style=${LOOKS[look]} />
+      <text x=${centre(t)} y=${MEMORY + 5} text-anchor="middle" fill=${letters(look)}>m</text>`;
+  };
+  return html`<svg class="fw-picture" viewBox=${`0 0 382 ${AXIS + 56}`} role="group"
+    aria-label=${`${NAMES[kind]}: layers upwards, steps to the right`}>
+    <text x="4" y="14" font-weight="600">${NAMES[kind]}</text>
+    <g fill="none" stroke="var(--fw-fast)" stroke-width="2" aria-hidden="true">${lines.map((d) => svg`<path d=${d} />`)}</g>
+    <g fill="none" stroke=${PATH} stroke-width="5" stroke-linejoin="round" aria-hidden="true" data-part="path">${path
+      .slice(1, count + 1)
+      .map((state, i) => svg`<path d=${hop(path[i], state, kind)} />`)}</g>
+    ${span(0, L).map((l) => text(4, top(l) + HIGH / 2 + 5, l ? `layer ${l}` : "input 0"))}
+    ${text(4, AXIS, "step")}${span(1, T).map((t) => text(centre(t), AXIS, t, "middle"))}
+    ${kind === "feedback" ? svg`<g aria-hidden="true">${span(1, T).map(memory)}</g>${text(4, MEMORY + 5, "memory")}` : legend()}
+    ${all.map(cell)}
+    ${text(4, AXIS + 26, `${length ? `longest path: ${count} of ${inWords(length)}` : "no path: an input"}; whole sequence: ${sequential}`)}
+    <g stroke=${PATH} aria-hidden="true" data-part="bar">${span(0, sequential - 1).map(
+      (i) => svg`<rect x=${5 + i * 20.6} y=${AXIS + 36} width="16" height="13" fill=${i < count ? PATH : "none"} />`,
+    )}</g></svg>`;
+};
 
-  // One model, with what of it changes with the choice.
-  const draw = (kind) => {
-    const { layers, sequential, direct, reachable, path, count, read } = model(kind);
-    const near = new Set(direct.map(key));
-    const passed = new Set(count ? path.slice(0, count + 1).map(key) : []);
-    const lookOf = (name) => {
-      if (name === key(chosen)) return "chosen";
-      return near.has(name) ? "direct" : reachable.has(name) ? "reachable" : "none";
-    };
-    const cell = (state) => {
-      const [l, t] = state;
-      const name = key(state);
-      const own = name === key(chosen);
-      const look = lookOf(name);
-      const on = passed.has(name) && !own;
-      const take = (svg, to) => {
-        choose(to);
-        svg.querySelector(`[data-state="${key(to)}"]`).focus();
-      };
-      const press = (event) => {
-        if (!(event.key in MOVES)) return;
-        event.preventDefault();
-        const [up, right] = MOVES[event.key];
-        const to = [l + up, t + right];
-        if (all.map(key).includes(key(to))) take(event.currentTarget.ownerSVGElement, to);
-      };
-      const said = `${NAMES[kind]}, ${place(state).toLowerCase()}: ${SAID[look]}, longest path ${layers(state)}`;
-      const way = on ? `; stroke: ${PATH}; stroke-width: 5; stroke-dasharray: none` : "";
-      // A finger finds the whole field of the cell; under the number is a line, once as
-      // many layers have been drawn.
-      return svg`<g role="button" class="fw-tap" data-state=${name} data-look=${look} tabindex=${own ? 0 : -1}
-        aria-pressed=${own} aria-label=${said} @keydown=${press}
-        @click=${(event) => take(event.currentTarget.ownerSVGElement, state)}>
-        <rect x=${left(t) - (W - WIDE) / 2} y=${top(l) - (H - HIGH) / 2} width=${W} height=${H}
-          fill="none" pointer-events="all" />
-        <rect x=${left(t)} y=${top(l)} width=${WIDE} height=${HIGH} rx="4" style=${LOOKS[look] + way} />
-        <text x=${centre(t)} y=${top(l) + HIGH / 2 + 5} text-anchor="middle" fill=${letters(look)}>${layers(state)}</text>
-        <rect x=${left(t) + 8} y=${top(l) + HIGH - 8} width=${WIDE - 16} height="3"
-          fill=${layers(state) <= drawn ? letters(look) : "none"} /></g>`;
-    };
-    const below = kind === "transformer" || !direct.length ? direct : [direct.at(-1)];
-    const lines = [
-      ...below.map(([, j]) => upwards(j, chosen)),
-      ...read.map((j) => `M${centre(j)} ${top(0)}V${MEMORY}`),
-      ...(read.length ? [fromMemory(1, chosen)] : []),
-    ];
-    const length = path.length - 1;
-    const memory = (t) => {
-      const look = read.includes(t) ? "direct" : "none";
-      return svg`<circle cx=${centre(t)} cy=${MEMORY} r="12" style=${LOOKS[look]} />
-        <text x=${centre(t)} y=${MEMORY + 5} text-anchor="middle" fill=${letters(look)}>m</text>`;
-    };
-    return html`<svg class="fw-picture" viewBox=${`0 0 382 ${AXIS + 56}`} role="group"
-      aria-label=${`${NAMES[kind]}: layers upwards, steps to the right`}>
-      <text x="4" y="14" font-weight="600">${NAMES[kind]}</text>
-      <g fill="none" stroke="var(--fw-fast)" stroke-width="2" aria-hidden="true">${lines.map((d) => svg`<path d=${d} />`)}</g>
-      <g fill="none" stroke=${PATH} stroke-width="5" stroke-linejoin="round" aria-hidden="true" data-part="path">${path
-        .slice(1, count + 1)
-        .map((state, i) => svg`<path d=${hop(path[i], state, kind)} />`)}</g>
-      ${span(0, L).map((l) => text(4, top(l) + HIGH / 2 + 5, l ? `layer ${l}` : "input 0"))}
-      ${text(4, AXIS, "step")}${span(1, T).map((t) => text(centre(t), AXIS, t, "middle"))}
-      ${kind === "feedback" ? svg`<g aria-hidden="true">${span(1, T).map(memory)}</g>${text(4, MEMORY + 5, "memory")}` : legend()}
-      ${all.map(cell)}
-      ${text(4, AXIS + 26, `${length ? `longest path: ${count} of ${inWords(length)}` : "no path: an input"}; whole sequence: ${sequential}`)}
-      <g stroke=${PATH} aria-hidden="true" data-part="bar">${span(0, sequential - 1).map(
-        (i) => svg`<rect x=${5 + i * 20.6} y=${AXIS + 36} width="16" height="13" fill=${i < count ? PATH : "none"} />`,
-      )}</g></svg>`;
-  };
+const sentence = (kind, chosen, { reachable, path, sequential }) => {
+  const [l, t] = chosen;
+  let read = `reads layer ${l - 1} at ${steps(1, t)}`;
+  if (kind === "feedback")
+    read =
+      `reads layer ${l - 1} at step ${t} and ` +
+      (t === 1
+        ? "no memory, because none comes before it"
+        : `the ${t === 2 ? "memory" : "memories"} of ${steps(1, t - 1)}, each a mix of ` +
+          `all ${L + 1} states of its step`);
+  return (
+    `${NAMES[kind]}: it ${read}. It can depend on ${reachable.size} of the other ` +
+    `${all.length - 1} states; the longest path to it has ${inWords(path.length - 1)}. ` +
+    `The whole sequence takes ${inWords(sequential)}, one after the other.`
+  );
+};
 
-  const sentence = (kind) => {
-    const { reachable, path, sequential } = model(kind);
-    const [l, t] = chosen;
-    let read = `reads layer ${l - 1} at ${steps(1, t)}`;
-    if (kind === "feedback")
-      read =
-        `reads layer ${l - 1} at step ${t} and ` +
-        (t === 1
-          ? "no memory, because none comes before it"
-          : `the ${t === 2 ? "memory" : "memories"} of ${steps(1, t - 1)}, each a mix of ` +
-            `all ${L + 1} states of its step`);
-    return (
-      `${NAMES[kind]}: it ${read}. It can depend on ${reachable.size} of the other ` +
-      `${all.length - 1} states; the longest path to it has ${inWords(path.length - 1)}. ` +
-      `The whole sequence takes ${inWords(sequential)}, one after the other.`
-    );
-  };
-  const kinds = Object.keys(NAMES);
-  const update = () => {
-    render(
-      html`<div class="fw-controls">${player.button} Choose a state in either model.</div>${kinds.map(draw)}`,
-      figure.root,
-    );
-    figure.say(
-      chosen[0]
-        ? `${place(chosen)}. ${kinds.map(sentence).join(" ")}`
-        : `${place(chosen)} reads no other state, in either model.`,
-    );
-  };
-  const player = fwlab.player({
+// `drawn`: layers of the longest path.
+const begun = (chosen) => ({ chosen, drawn: motion.matches ? longest(chosen) : 0 });
+const state = { ...begun([2, 4]), running: false };
+export default figure("feedback", {
+  state,
+  compute: (state) => Object.fromEntries(KINDS.map((kind) => [kind, model(kind, state)])),
+  plays: ({ set }) => ({
     every: 350,
-    begin: () => {
-      drawn = drawn < longest(chosen) ? drawn : 0;
-      update();
-    },
+    begin: () => set({ running: true, drawn: state.drawn < longest(state.chosen) ? state.drawn : 0 }),
     step: () => {
-      drawn += 1;
-      update();
-      return drawn < longest(chosen);
+      set({ drawn: state.drawn + 1 });
+      return state.drawn < longest(state.chosen);
     },
-    end: () => {
-      if (fwlab.motion.matches) drawn = longest(chosen);
-      update();
-    },
-  });
-  const choose = (state) => {
-    chosen = state;
-    drawn = fwlab.motion.matches ? longest(chosen) : 0;
-    update();
-    if (longest(chosen)) player.start();
-    else player.stop();
-  };
-  drawn = fwlab.motion.matches ? longest(chosen) : 0;
-  update();
-  player.whenSeen(figure.root);
-
-  const state = (kind) => {
-    const { direct, reachable, path, count, layers, sequential, read } = model(kind);
-    const found = all.filter((one) => reachable.has(key(one)));
-    return { direct, reachable: found, memories: read, path, drawn: count, longest: layers(chosen), sequential };
-  };
-  return {
-    state: () => ({
-      chosen,
-      running: player.running(),
-      models: Object.fromEntries(kinds.map((kind) => [kind, state(kind)])),
-    }),
-  };
+    end: () => set({ running: false, drawn: motion.matches ? longest(state.chosen) : state.drawn }),
+  }),
+  page: (state, models, { set, play }) => {
+    const choose = (chosen) => {
+      play.stop();
+      set(begun(chosen));
+      if (longest(chosen)) play.start();
+    };
+    return html`<div class="fw-controls">${play.button} Choose a state in either model.</div>
+      ${KINDS.map((kind) => draw(kind, state, models[kind], choose))}`;
+  },
+  say: ({ chosen }, models) =>
+    chosen[0]
+      ? `${place(chosen)}. ${KINDS.map((kind) => sentence(kind, chosen, models[kind])).join(" ")}`
+      : `${place(chosen)} reads no other state, in either model.`,
+  begin: ({ root, play }) => {
+    play.whenSeen(root);
+    const told = (kind) => {
+      const { reachable, layers, count, read, ...more } = model(kind, state);
+      const found = all.filter((one) => reachable.has(key(one)));
+      return { ...more, reachable: found, memories: read, drawn: count, longest: layers(state.chosen) };
+    };
+    return {
+      state: () => ({ ...state, models: Object.fromEntries(KINDS.map((kind) => [kind, told(kind)])) }),
+    };
+  },
 });

@@ -1,9 +1,9 @@
 // @ts-check
 // Who forgets? Five memories are written the same pairs, and each is asked
 // for every key. The address of the page keeps the setting.
-import * as fwlab from "./fwlab.js";
-import { list, number, percent } from "./fwlab.js";
+import { direction, dot, random, read, rules, write } from "./algebra.js";
 import { button, figure, html, mark, share, slider } from "./kit.js";
+import { list, number, percent } from "./words.js";
 
 const MOST = 100; // pairs
 const LETTERS = 2000;
@@ -94,12 +94,12 @@ const parse = (text) => {
 // --- The memories --------------------------------------------------------------
 // A word has the same vector wherever it stands, and another in each draw.
 const vectors = (kind, words, draw, width) =>
-  new Map([...new Set(words)].map((word) => [word, fwlab.direction(fwlab.random(`${draw} ${kind} ${word}`), width)]));
+  new Map([...new Set(words)].map((word) => [word, direction(random(`${draw} ${kind} ${word}`), width)]));
 
 // Keys and queries as long as the square root of their width, as in a
 // trained model, and their product divided by that: Eq. 7.
 const attend = (pairs, keys, values, query) => {
-  const weights = pairs.map(([key]) => Math.exp(Math.sqrt(query.length) * fwlab.dot(keys.get(key), query)));
+  const weights = pairs.map(([key]) => Math.exp(Math.sqrt(query.length) * dot(keys.get(key), query)));
   const total = weights.reduce((a, b) => a + b, 0);
   return query.map((_, i) =>
     pairs.reduce((sum, [, value], j) => sum + (weights[j] / total) * values.get(value)[i], 0),
@@ -110,20 +110,20 @@ const recall = ({ pairs, asked }, { width, beta, decay }, draw) => {
   const keys = vectors("key", pairs.map(([key]) => key), draw, width);
   const values = vectors("value", pairs.map(([, value]) => value), draw, width);
   const memories = MEMORIES.map((name) => {
-    let read = (query) => attend(pairs, keys, values, query);
+    let answer = (query) => attend(pairs, keys, values, query);
     if (name !== "softmax") {
-      const rule = fwlab.rules[name](beta, decay);
+      const rule = rules[name](beta, decay);
       let W = Array.from({ length: width }, () => Array(width).fill(0));
-      for (const [key, value] of pairs) W = fwlab.write(W, keys.get(key), values.get(value), rule);
-      read = (query) => fwlab.read(W, query);
+      for (const [key, value] of pairs) W = write(W, keys.get(key), values.get(value), rule);
+      answer = (query) => read(W, query);
     }
     const answers = asked.map(({ key, value }) => {
-      const y = read(keys.get(key));
+      const y = answer(keys.get(key));
       // All values have length 1: the nearest has the largest product.
-      const near = [...values].map(([word, v]) => [word, fwlab.dot(y, v)]);
+      const near = [...values].map(([word, v]) => [word, dot(y, v)]);
       const best = Math.max(...near.map(([, likeness]) => likeness));
       const alike = near.filter(([, likeness]) => likeness > best - 1e-9);
-      const said = fwlab.dot(y, y) === 0 ? [] : alike.map(([word]) => word);
+      const said = dot(y, y) === 0 ? [] : alike.map(([word]) => word);
       return { y, said, right: said.length === 1 && said[0] === value };
     });
     return [name, answers];
@@ -253,7 +253,7 @@ const change = (set, changes) => {
   clearTimeout(timer);
   timer = setTimeout(() => history.replaceState(null, "", `#${address(state)}`), 400);
 };
-figure("forgets", {
+export default figure("forgets", {
   state,
   compute,
   view,
@@ -275,7 +275,7 @@ figure("forgets", {
     )}`;
   },
   say,
-  begin: (set) => {
+  begin: ({ set }) => {
     const all = () => {
       clearTimeout(timer); // what was to become the address
       clearTimeout(rest);

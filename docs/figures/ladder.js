@@ -3,7 +3,7 @@
 // with all gates; a rung takes of it what its rule has.
 // @ts-expect-error: docs/hooks/frames.py computes it
 import { keys, runs, tokens, wanted } from "fwlab-ladder";
-import { number, vector } from "./common.js";
+import { number, vector } from "./words.js";
 import { choice, figure, html, nothing, slider, table } from "./kit.js";
 
 const T = tokens.length;

@@ -2,16 +2,16 @@
 // Two language models side by side that differ only in their rule. Both read
 // the same facts; then each is asked where everybody is. Beside the answers is
 // the memory of each, as it is written and as it is read.
-import * as fwlab from "./fwlab.js";
-import { list, percent } from "./fwlab.js";
-import { button, draw, html, mark, share as bar } from "./kit.js";
+import { button, figure, html, mark, motion, share as bar } from "./kit.js";
+import { ends, frozen, heat, loadModel, softmax } from "./model.js";
+import { list, percent } from "./words.js";
 
-const folder = new URL("live/", fwlab.here);
 // What each rule writes, and the one term in which they differ.
 const RULES = {
   sum: { name: "Sum rule", writes: html`W + β v ⊗ k` },
   delta: { name: "Delta rule", writes: html`W + β (v <mark>− W k</mark>) ⊗ k` },
 };
+const KINDS = Object.keys(RULES);
 const MOST = 24; // sentences, as long as the texts of the training
 /** @param {string} text */
 const pairs = (text) => text.split(", ").map((fact) => fact.split(" "));
@@ -37,6 +37,8 @@ const TURN = 1900; // between two moves
 /** @param {string[]} fact */
 const statement = ([name, place]) => `${name} is in ${place}.`;
 const proper = (word) => word[0].toUpperCase() + word.slice(1).toLowerCase();
+/** @param {any} object @param {(made: any) => any} of */
+const each = (object, of) => Object.fromEntries(Object.entries(object).map(([rule, made]) => [rule, of(made)]));
 const largest = (x) => x.reduce((top, a) => Math.max(top, Math.abs(a)), 1e-9);
 
 // Where everybody is, and whether they have moved, in the order of telling.
@@ -72,7 +74,7 @@ const run = (model, facts) => {
   const answers = people(facts).map(({ name, place, moved }) => {
     const copy = model.copy(state);
     const { logits, query, read: y } = read(model, ["Where", "is", name, "?"], copy);
-    const shares = fwlab.softmax(logits);
+    const shares = softmax(logits);
     const said = model.words[shares.indexOf(Math.max(...shares))];
     const chance = (word) => shares[model.words.indexOf(word)];
     return {
@@ -135,197 +137,169 @@ const sentence = (facts, asked) => {
   );
 };
 
-fwlab.figure("live", (figure) => {
-  const models = {};
-  let facts = [...OPENING];
-  let runs = null; // by rule, what its model makes of the facts
-  let asked = null; // whose question shows what it reads
-  let begun = false; // whether the moves have played
-  let unknown = false; // whether something was told that they cannot read
-  const kept = figure.placeholder ?? "";
-  const one = (css) => figure.root.querySelector(css);
+// --- What is drawn -------------------------------------------------------------
 
-  // Drawing
+const story = (facts) => {
+  const known = people(facts);
+  return facts.map((fact, i) => {
+    const said = statement(fact);
+    const gap = i ? " " : ""; // before it: one at the end would move
+    const { moved } = known.find(({ name }) => name === fact[0]);
+    if (facts.slice(i + 1).some(([name]) => name === fact[0]))
+      return html`${gap}<s>${said}</s>`;
+    return moved ? html`${gap}<strong>${said}</strong>` : html`${gap}<span>${said}</span>`;
+  });
+};
+const cell = ({ said, right, share }) =>
+  html`<td class=${right ? "fw-right" : "fw-wrong"}>${mark(right)} ${said} <em>${percent(share)}</em>${bar(share)}</td>`;
+const score = ({ answers }) =>
+  answers.length ? `${answers.filter(({ right }) => right).length} of ${answers.length}` : "–";
+const map = (rule, asked) => {
+  const name = `Memory of the ${RULES[rule].name.toLowerCase()}`;
+  return asked ? `${name}, as the question about ${asked} reads it` : name;
+};
+const picture = ({ facts, runs, asked }, own) => html`<div class="fw-picture fw-pair" @focusin=${() => stop(own)}><p>${story(facts)}</p>
+  <div class="fw-memories">${KINDS.map((rule) => html`<div><b>${RULES[rule].name}</b><i>${RULES[rule].writes}</i><canvas
+    role="img" data-rule=${rule} aria-label=${map(rule, asked)}></canvas></div>`)}
+    <small>W: blue +, pink −. Above: the key. Left: written. Right: read.</small></div>
+  <table class="fw-answers"><thead><tr><th scope="col">Where is …</th>${KINDS.map(
+    (rule) => html`<th scope="col">${RULES[rule].name} <strong>${score(runs[rule])}</strong></th>`,
+  )}</tr></thead><tbody>${people(facts).map(({ name }, i) => html`<tr><th scope="row"><button type="button" class="fw-button"
+    aria-label="Ask where ${name} is" aria-pressed=${asked === name} @click=${() => ask(own, name)}>${name}?</button></th>
+    ${KINDS.map((rule) => cell(runs[rule].answers[i]))}</tr>`)}</tbody></table></div>`;
+const paint = (root, { runs, asked }, share) => {
+  const colours = ends(root);
+  for (const rule of KINDS) {
+    const canvas = root.querySelector(`[data-rule=${rule}]`);
+    const { width, height, numbers } = pixels(runs[rule], share, asked);
+    Object.assign(canvas, { width, height });
+    // The square root of a number: most are small.
+    heat(canvas, numbers.map((a) => Math.sign(a) * Math.sqrt(Math.abs(a))), colours);
+  }
+};
 
-  const story = () => {
-    const known = people(facts);
-    return facts.map((fact, i) => {
-      const said = statement(fact);
-      const gap = i ? " " : ""; // before it: one at the end would move
-      const { moved } = known.find(({ name }) => name === fact[0]);
-      if (facts.slice(i + 1).some(([name]) => name === fact[0]))
-        return html`${gap}<s>${said}</s>`;
-      return moved ? html`${gap}<strong>${said}</strong>` : html`${gap}<span>${said}</span>`;
-    });
-  };
-  const cell = ({ said, right, share }) =>
-    html`<td class=${right ? "fw-right" : "fw-wrong"}>${mark(right)} ${said} <em>${percent(share)}</em>${bar(share)}</td>`;
-  const score = ({ answers }) =>
-    answers.length ? `${answers.filter(({ right }) => right).length} of ${answers.length}` : "–";
-  const map = (rule) => {
-    const name = `Memory of the ${RULES[rule].name.toLowerCase()}`;
-    return asked ? `${name}, as the question about ${asked} reads it` : name;
-  };
-  const rules = Object.keys(RULES);
-  const picture = () => html`<div class="fw-picture fw-pair" @focusin=${() => stop()}><p>${story()}</p>
-    <div class="fw-memories">${rules.map((rule) => html`<div><b>${RULES[rule].name}</b><i>${RULES[rule].writes}</i><canvas
-      role="img" data-rule=${rule} aria-label=${map(rule)}></canvas></div>`)}
-      <small>W: blue +, pink −. Above: the key. Left: written. Right: read.</small></div>
-    <table class="fw-answers"><thead><tr><th scope="col">Where is …</th>${rules.map(
-      (rule) => html`<th scope="col">${RULES[rule].name} <strong>${score(runs[rule])}</strong></th>`,
-    )}</tr></thead><tbody>${people(facts).map(({ name }, i) => html`<tr><th scope="row"><button type="button" class="fw-button"
-      aria-label="Ask where ${name} is" aria-pressed=${asked === name} @click=${() => ask(name)}>${name}?</button></th>
-      ${rules.map((rule) => cell(runs[rule].answers[i]))}</tr>`)}</tbody></table></div>`;
-  const paint = (share) => {
-    const ends = fwlab.ends(figure.root);
-    for (const rule of rules) {
-      const canvas = one(`[data-rule=${rule}]`);
-      const { width, height, numbers } = pixels(runs[rule], share, asked);
-      Object.assign(canvas, { width, height });
-      // The square root of a number: most are small.
-      fwlab.heat(canvas, numbers.map((a) => Math.sign(a) * Math.sqrt(Math.abs(a))), ends);
-    }
-  };
-
-  // Words of the last sentence grow out of it, and go into both memories: its name
-  // as the key, its place as the value; then the memory changes.
-  let frame;
-  const fly = () => {
-    const begin = performance.now();
-    const next = () => {
-      const share = Math.min((performance.now() - begin) / GROWS, 1);
-      paint(share);
-      if (share < 1) frame = requestAnimationFrame(next);
-    };
-    next();
-    const pair = one(".fw-pair");
-    const corner = pair.getBoundingClientRect();
-    const told = [...pair.querySelectorAll("p > *")].at(-1);
-    const words = [...told.childNodes].find((node) => node instanceof Text);
-    const { bottom } = pair.querySelector("p").getBoundingClientRect();
-    const range = document.createRange();
-    for (const canvas of pair.querySelectorAll("canvas")) {
-      const { x, y, width, height } = canvas.getBoundingClientRect();
-      const [name, place] = facts.at(-1);
-      for (const [word, ...to] of [[name, x + width / 2, y], [place, x, y + height / 2]]) {
-        const start = words.data.indexOf(word);
-        range.setStart(words, start);
-        range.setEnd(words, start + word.length);
-        const from = range.getBoundingClientRect();
-        const ghost = fwlab.html(told.localName, { class: "fw-ghost", "aria-hidden": true }, word);
-        pair.append(ghost);
-        const at = (left, top, size) => ({
-          transform: `translate(${left - corner.x}px, ${top - corner.y}px) scale(${size})`,
-        });
-        const way = [at(from.x, from.y, 0), at(from.x, bottom - from.height, 1), at(...to, 0.5)];
-        ghost.animate(way, { duration: GROWS, easing: "ease-in" }).onfinish = () =>
-          ghost.remove();
-      }
-    }
-  };
-
-  // A change that is one press away.
+// Words of the last sentence grow out of it, and go into both memories: its name
+// as the key, its place as the value; then the memory changes.
+let frame;
+const fly = (root) => {
+  const begin = performance.now();
   const next = () => {
-    const told = facts.map(statement);
-    const left = EXAMPLES.filter((fact) => !told.includes(statement(fact)));
-    return left[0] ?? EXAMPLES[facts.length % EXAMPLES.length];
+    const share = Math.min((performance.now() - begin) / GROWS, 1);
+    paint(root, state, share);
+    if (share < 1) frame = requestAnimationFrame(next);
   };
-  const view = () => {
-    const full = facts.length >= MOST;
-    return html`<div class="fw-controls">${button(
-        full ? `${MOST} sentences: full` : `Tell both: ${statement(next())}`,
-        () => tell(() => [...facts, next()]),
-        { disabled: full },
-      )}<small ?hidden=${!player.running()}>▶ Replaying the five moves</small></div>
-      ${runs ? picture() : kept}
-      <form class="fw-controls" @submit=${typed}><label class="fw-wide">Or type: <input type="text" class="fw-text"
-        placeholder="Dan is in Rome." autocomplete="off" spellcheck="false" @focusin=${() => stop()}></label>
-        <button type="submit" class="fw-button" ?disabled=${full}>Tell</button>${player.button}
-        ${fwlab.motion.matches ? button("Start again", () => tell(() => [...OPENING])) : ""}
-        ${button("Empty both memories", clear)}</form>
-      <p class="fw-note" ?hidden=${!unknown}>Another model here takes any text:
-        <a href="figures/shakespeare.html">the one that has read Shakespeare</a>.</p>`;
-  };
-  const show = () => {
-    cancelAnimationFrame(frame);
-    draw(view(), figure.root);
-    if (!runs) return;
-    paint(1);
-    figure.say(sentence(facts, asked), !player.running());
-  };
-
-  // Telling
-
-  // Once, also for who presses twice while they come; again after a failure.
-  let loading;
-  const load = () => {
-    const fetchOne = async (rule) => {
-      models[rule] = await fwlab.loadModel(new URL(`${rule}.safetensors`, folder));
-    };
-    loading ??= Promise.all(rules.map(fetchOne)).catch((error) => {
-      loading = undefined;
-      throw error;
-    });
-    return loading;
-  };
-  // Until the weights (44 kB) come, the kept picture is shown. Returns whether they came.
-  const change = async (edit) => {
-    try {
-      await load();
-    } catch (error) {
-      figure.say(`The weights could not be fetched. ${error.message}`);
-      return false;
+  next();
+  const pair = root.querySelector(".fw-pair");
+  const corner = pair.getBoundingClientRect();
+  const told = [...pair.querySelectorAll("p > *")].at(-1);
+  const words = [...told.childNodes].find((node) => node instanceof Text);
+  const { bottom } = pair.querySelector("p").getBoundingClientRect();
+  const range = document.createRange();
+  for (const canvas of pair.querySelectorAll("canvas")) {
+    const { x, y, width, height } = canvas.getBoundingClientRect();
+    const [name, place] = state.facts.at(-1);
+    for (const [word, ...to] of [[name, x + width / 2, y], [place, x, y + height / 2]]) {
+      const start = words.data.indexOf(word);
+      range.setStart(words, start);
+      range.setEnd(words, start + word.length);
+      const from = range.getBoundingClientRect();
+      const ghost = document.createElement(told.localName);
+      Object.assign(ghost, { className: "fw-ghost", ariaHidden: "true", textContent: word });
+      pair.append(ghost);
+      const at = (left, top, size) => ({
+        transform: `translate(${left - corner.x}px, ${top - corner.y}px) scale(${size})`,
+      });
+      const way = [at(from.x, from.y, 0), at(from.x, bottom - from.height, 1), at(...to, 0.5)];
+      ghost.animate(way, { duration: GROWS, easing: "ease-in" }).onfinish = () => ghost.remove();
     }
-    const count = facts.length;
-    facts = edit();
-    asked = null;
-    unknown = false;
-    runs = Object.fromEntries(
-      rules.map((rule) => [rule, run(models[rule], facts)]),
+  }
+};
+
+// --- What a reader does ------------------------------------------------------------
+
+// - runs: by rule, what its model makes of the facts, once the weights (44 kB) are there;
+// - asked: whose question shows what it reads;
+// - unknown: whether something was told that they cannot read.
+const state = { facts: OPENING, runs: null, asked: null, unknown: false, playing: false };
+let begun = false; // whether the moves have played
+const models = {};
+// Once, also for who presses twice while they come; again after a failure.
+let loading;
+const load = () => {
+  const fetchOne = async (rule) => {
+    models[rule] = await loadModel(`live/${rule}`);
+  };
+  loading ??= Promise.all(KINDS.map(fetchOne)).catch((error) => {
+    loading = undefined;
+    throw error;
+  });
+  return loading;
+};
+// A change that is one press away.
+const following = (facts) => {
+  const told = facts.map(statement);
+  const left = EXAMPLES.filter((fact) => !told.includes(statement(fact)));
+  return left[0] ?? EXAMPLES[facts.length % EXAMPLES.length];
+};
+
+// Until the weights come, the kept picture is shown. Returns whether they came.
+const change = async ({ root, set, tell }, edit) => {
+  try {
+    await load();
+  } catch (error) {
+    tell(`The weights could not be fetched. ${error.message}`);
+    return false;
+  }
+  const count = state.facts.length;
+  const facts = edit();
+  set({ facts, asked: null, unknown: false, runs: each(models, (model) => run(model, facts)) });
+  if (facts.length > count && !motion.matches) fly(root);
+  return true;
+};
+// The same by the reader, after which nothing plays by itself.
+const stop = ({ play }) => {
+  begun = true;
+  play.stop();
+};
+const told = (own, edit) => {
+  stop(own);
+  return change(own, edit);
+};
+const ask = (own, name) => {
+  stop(own); // a click does not focus a button everywhere
+  own.set({ asked: state.asked === name ? null : name });
+};
+const clear = async (own) => {
+  if (await told(own, () => [])) own.root.querySelector("input").focus();
+};
+const typed = async (own, event) => {
+  event.preventDefault();
+  const input = event.target.querySelector("input");
+  const news = [...input.value.matchAll(STATEMENT)].map(([, ...fact]) => fact.map(proper));
+  if (!(await told(own, () => state.facts))) return;
+  const { names, places } = models.delta;
+  const known = news.filter(([name, place]) => names.includes(name) && places.includes(place));
+  const room = MOST - state.facts.length;
+  if (known.length > room)
+    own.tell(`They read ${MOST} sentences at most: ${room} more, not ${known.length}.`);
+  else if (known.length && known.length === news.length) {
+    await told(own, () => [...state.facts, ...known]);
+    input.value = "";
+  } else {
+    own.set({ unknown: true });
+    own.tell(
+      "These two read only sentences such as “Dan is in Rome.”, with names and places " +
+        `that they know. Names: ${names.join(", ")}. Places: ${places.join(", ")}.`,
     );
-    show();
-    if (facts.length > count && !fwlab.motion.matches) fly();
-    return true;
-  };
-  // The same by the reader, after which nothing plays by itself.
-  const tell = (edit) => {
-    stop();
-    return change(edit);
-  };
-  const ask = (name) => {
-    stop(); // a click does not focus a button everywhere
-    asked = asked === name ? null : name;
-    show();
-  };
-  const clear = async () => {
-    if (await tell(() => [])) one("input").focus();
-  };
-  const typed = async (event) => {
-    event.preventDefault();
-    const input = one("input");
-    const news = [...input.value.matchAll(STATEMENT)].map(([, ...fact]) => fact.map(proper));
-    if (!(await tell(() => facts))) return;
-    const { names, places } = models.delta;
-    const known = news.filter(([name, place]) => names.includes(name) && places.includes(place));
-    const room = MOST - facts.length;
-    if (known.length > room)
-      figure.say(`They read ${MOST} sentences at most: ${room} more, not ${known.length}.`);
-    else if (known.length && known.length === news.length) {
-      await tell(() => [...facts, ...known]);
-      input.value = "";
-    } else {
-      unknown = true;
-      show();
-      figure.say(
-        "These two read only sentences such as “Dan is in Rome.”, with names and places " +
-          `that they know. Names: ${names.join(", ")}. Places: ${places.join(", ")}.`,
-      );
-    }
-  };
+  }
+};
+const move = (own) => change(own, () => [...state.facts, MOVES[state.facts.length - TOLD.length]]);
 
+export default figure("live", {
+  state,
+  run,
   // The moves play once by themselves, and whenever the reader wants.
-  const move = () => change(() => [...facts, MOVES[facts.length - TOLD.length]]);
-  const player = fwlab.player({
+  plays: (own) => ({
     names: ["Replay the moves", "Pause"],
     every: TURN,
     begin: async () => {
@@ -333,41 +307,56 @@ fwlab.figure("live", (figure) => {
       // while the weights came.
       const first = !begun;
       begun = true;
-      await change(() => (first || !player.running() ? facts : [...TOLD]));
-      if (first && player.running()) move();
+      own.set({ playing: true });
+      await change(own, () => (first || !state.playing ? state.facts : TOLD));
+      if (first && state.playing) move(own);
     },
     step: () => {
-      if (!runs) return Boolean(loading);
-      move();
-      return facts.length < ALL - 1; // the move is on its way
+      if (!state.runs) return Boolean(loading);
+      move(own);
+      return state.facts.length < ALL - 1; // the move is on its way
     },
-    end: show,
-  });
-  const stop = () => {
-    begun = true;
-    player.stop();
-  };
-  /** @param {(run: any) => any} of */
-  const each = (of) => Object.fromEntries(Object.entries(runs ?? {}).map(([rule, made]) => [rule, of(made)]));
-  fwlab.motion.addEventListener("change", show);
-  show();
-  if (fwlab.motion.matches) change(() => facts);
-  else player.whenSeen(figure.root);
-
-  return {
-    // How the figure begins, for readers without scripts.
-    still: async () => {
-      await tell(() => [...OPENING]);
-      const frozen = fwlab.frozen(one(".fw-pair"), fwlab.ends(figure.root));
-      return frozen.replace(/<!--.*?-->/g, "").replace(/\s+/g, " ");
-    },
-    state: () => ({
-      facts,
-      answers: runs && each(({ answers }) => answers),
-      memories: each(({ W }) => Array.from(W)),
-      pixels: each((made) => Array.from(pixels(made, 1, asked).numbers)),
-      asked,
-      playing: player.running(),
-    }),
-  };
+    end: () => own.set({ playing: false }),
+  }),
+  page: ({ facts, runs, unknown, playing }, _, own) => {
+    const full = facts.length >= MOST;
+    const next = following(facts);
+    return html`<div class="fw-controls">${button(
+        full ? `${MOST} sentences: full` : `Tell both: ${statement(next)}`,
+        () => told(own, () => [...facts, next]),
+        { disabled: full },
+      )}<small ?hidden=${!playing}>▶ Replaying the five moves</small></div>
+      ${runs ? picture(state, own) : own.stood}
+      <form class="fw-controls" @submit=${(event) => typed(own, event)}><label class="fw-wide">Or type: <input type="text"
+        class="fw-text" placeholder="Dan is in Rome." autocomplete="off" spellcheck="false" @focusin=${() => stop(own)}></label>
+        <button type="submit" class="fw-button" ?disabled=${full}>Tell</button>${own.play.button}
+        ${motion.matches ? button("Start again", () => told(own, () => OPENING)) : ""}
+        ${button("Empty both memories", () => clear(own))}</form>
+      <p class="fw-note" ?hidden=${!unknown}>Another model here takes any text:
+        <a href="figures/shakespeare.html">the one that has read Shakespeare</a>.</p>`;
+  },
+  drawn: ({ root }) => {
+    cancelAnimationFrame(frame);
+    if (state.runs) paint(root, state, 1);
+  },
+  say: ({ facts, runs, asked }) => runs && sentence(facts, asked),
+  begin: (own) => {
+    motion.addEventListener("change", () => own.set());
+    if (motion.matches) change(own, () => state.facts);
+    else own.play.whenSeen(own.root);
+    return {
+      // How the figure begins, for readers without scripts.
+      still: async () => {
+        await told(own, () => OPENING);
+        const kept = frozen(own.root.querySelector(".fw-pair"), ends(own.root));
+        return kept.replace(/<!--.*?-->/g, "").replace(/\s+/g, " ");
+      },
+      state: () => ({
+        ...state,
+        answers: state.runs && each(state.runs, ({ answers }) => answers),
+        memories: each(state.runs ?? {}, ({ W }) => Array.from(W)),
+        pixels: each(state.runs ?? {}, (made) => Array.from(pixels(made, 1, state.asked).numbers)),
+      }),
+    };
+  },
 });

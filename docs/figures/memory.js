@@ -2,7 +2,7 @@
 // A fast weight memory that is a 2 x 2 matrix: write pairs of a key and a
 // value by three rules, and see what each stored key reads back.
 import { dot, read, rules, towards, write } from "./algebra.js";
-import { number, vector } from "./common.js";
+import { number, vector } from "./words.js";
 import { button, choice, figure, handle, html, line, slider, svg, table } from "./kit.js";
 import { FAST, NEW, WRONG, distance, keys, letter, mark, shape, through, values } from "./plane.js";
 
@@ -196,7 +196,7 @@ const say = ({ rule, beta }, { pairs, next }) => {
   );
 };
 
-figure("memory", {
+export default figure("memory", {
   state,
   compute,
   view: (...all) => html`${picture(...all)}${LEGEND}`,

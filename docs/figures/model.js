@@ -3,9 +3,12 @@
 // does in `step`, for the delta rule and the sum rule. Its weights come
 // from docs/tools/export_web.py or docs/tools/pair.py, as a safetensors file.
 import { dot, dpfp, unit } from "./algebra.js";
-import { html } from "./common.js";
 
-export const loadModel = async (url) => {
+// The address of this script, to which those of weights are relative.
+const here = /** @type {HTMLScriptElement} */ (globalThis.document?.currentScript)?.src;
+/** @param {string} name as in docs/figures, without its ending */
+export const loadModel = async (name) => {
+  const url = new URL(`${name}.safetensors`, here);
   const bytes = await (location.protocol === "file:" ? fromDisk(url) : fromServer(url));
   return new LanguageModel(bytes);
 };
@@ -21,7 +24,7 @@ const fromServer = async (url) => {
 globalThis.packed ??= {};
 const fromDisk = async (url) => {
   await new Promise((loaded, failed) => {
-    const script = html("script", { src: `${url}.js` });
+    const script = Object.assign(document.createElement("script"), { src: `${url}.js` });
     script.onload = loaded;
     script.onerror = () => failed(new Error(`${url}.js is not there.`));
     document.head.append(script);
@@ -259,10 +262,15 @@ export const frozen = (picture, ends) => {
       return Math.abs(data[4 * n] - ends[0][0]) < 40 ? shade : -shade;
     });
     heat(canvas, shades, ends);
-    const alt = drawn[i].getAttribute("aria-label") ?? "";
-    canvas.replaceWith(html("img", { alt, src: canvas.toDataURL("image/png") }));
+    const image = document.createElement("img");
+    image.alt = drawn[i].getAttribute("aria-label") ?? "";
+    image.src = canvas.toDataURL("image/png");
+    canvas.replaceWith(image);
   });
-  for (const button of twin.querySelectorAll("button"))
-    button.replaceWith(html("div", {}, ...button.childNodes));
+  for (const button of twin.querySelectorAll("button")) {
+    const words = document.createElement("div");
+    words.append(...button.childNodes);
+    button.replaceWith(words);
+  }
   return twin.outerHTML;
 };

@@ -1,65 +1,15 @@
 // @ts-check
 // One small picture for each rule, all after the same token: its memory, what it reads
 // wrongly, and its score.
-import { html, percent } from "./fwlab.js";
+import { button, html, nothing } from "./kit.js";
 import { readings, wrong } from "./tasks.js";
+import { percent } from "./words.js";
 
 /** Pixels of a cell, before the page makes it larger or smaller. */
 const CELL = 8;
 
-/**
- * @param {{name: string, title: string, page?: string, text?: string}[]} rules
- * @param {(rule: any) => void} edit what the button of a rule does.
- */
-export const panels = (rules, edit) => {
-  const found = {};
-  const parts = rules.map((rule) => {
-    const canvas = /** @type {HTMLCanvasElement} */ (html("canvas", { role: "img" }));
-    const score = html("span", { class: "fw-panel-score" });
-    const reads = html("span", { class: "fw-panel-reads" });
-    const title = rule.page
-      ? html("a", { href: `../annotated/${rule.page}.html` }, rule.title)
-      : html("strong", {}, rule.title);
-    const element = html("div", { class: "fw-panel", role: "group", "aria-label": rule.title });
-    element.append(title, score, canvas, reads);
-    if (rule.text) {
-      const button = html("button", { type: "button", class: "fw-button" }, "Edit");
-      button.setAttribute("aria-label", `Edit the text of: ${rule.title}`);
-      button.addEventListener("click", () => edit(rule));
-      element.append(button);
-    }
-    return { rule, element, canvas, score, reads };
-  });
-  /** Show memories after a token, as they are or by what they read. */
-  const at = (token, byReading, only = "") => {
-    for (const { rule, element, canvas, reads } of parts) {
-      if (only && rule.name !== only) continue;
-      const own = found[rule.name];
-      const W = own?.memories[token - 1];
-      const fails = W && token ? wrong(W, own.drawn, token) : [];
-      element.classList.toggle("fw-fails", Boolean(own && token) && (!W || fails.length > 0));
-      reads.textContent = own && token ? words(W, fails, own.drawn) : "";
-      canvas.setAttribute("aria-label", `Memory of ${rule.title}: ${reads.textContent}`);
-      if (W && byReading) paint(canvas, readings(W, own.drawn), own.drawn.tokens[token - 1]?.want);
-      else paint(canvas, W ?? { shape: [1, 1], data: [0] });
-    }
-  };
-  /** Keep the memories of a rule after each token, and the tokens; null = no rule. */
-  const set = (name, result) => {
-    found[name] = result;
-    if (!result) score(name, NaN, NaN);
-  };
-  const score = (name, mean, spread) => {
-    const { score } = parts.find(({ rule }) => rule.name === name);
-    const known = Number.isFinite(mean);
-    score.textContent = known ? `${percent(mean)} ± ${Math.round(100 * spread)}` : "–";
-    score.style.setProperty("--share", `${known ? 100 * mean : 0}%`);
-  };
-  return { elements: parts.map(({ element }) => element), at, set, score };
-};
-
 /** Say what a memory reads wrongly. */
-const words = (W, fails, { keys, values }) => {
+const said = (W, fails, { keys, values }) => {
   if (!W) return "no longer finite";
   if (!fails.length) return "nothing is wrong";
   const [{ key, reads }] = fails;
@@ -68,10 +18,41 @@ const words = (W, fails, { keys, values }) => {
 };
 
 /**
+ * @param {{name: string, title: string, page?: string, text?: string}} rule
+ * @param {{memories: any[], mean: number, spread: number} | undefined} own what it has
+ *   made of the tokens, and its score, NaN until it is known; undefined = it is no rule.
+ * @param {number} token after which it is shown.
+ * @param {import("./tasks.js").Draw} drawn
+ * @param {(e: any) => void} edit what the button of a rule does.
+ */
+export const panel = ({ name, title, page, text }, own, token, drawn, edit) => {
+  const W = own?.memories[token - 1];
+  const fails = W ? wrong(W, drawn, token) : [];
+  const reads = own && token ? said(W, fails, drawn) : "";
+  const bad = own && token && (!W || fails.length);
+  const known = own && Number.isFinite(own.mean);
+  return html`<div class=${bad ? "fw-panel fw-fails" : "fw-panel"} role="group" aria-label=${title}>
+    ${page ? html`<a href=${`../annotated/${page}.html`}>${title}</a>` : html`<strong>${title}</strong>`}
+    <span class="fw-panel-score" style=${`--share: ${known ? 100 * own.mean : 0}%`}>${
+      known ? `${percent(own.mean)} ± ${Math.round(100 * own.spread)}` : "–"
+    }</span>
+    <canvas role="img" data-rule=${name} aria-label=${`Memory of ${title}: ${reads}`}></canvas>
+    <span class="fw-panel-reads">${reads}</span>
+    ${text ? button("Edit", edit, { label: `Edit the text of: ${title}` }) : nothing}</div>`;
+};
+
+/** Paint a memory after a token, as it is or by what it reads. */
+export const paint = (canvas, own, token, drawn, byReading) => {
+  const W = own?.memories[token - 1];
+  if (W && byReading) matrix(canvas, readings(W, drawn), drawn.tokens[token - 1].want);
+  else matrix(canvas, W ?? { shape: [1, 1], data: [0] });
+};
+
+/**
  * Paint a matrix: a cell is as strong as its number is large beside the largest. A frame
  * is around the cell of each column that should be the largest.
  */
-const paint = (canvas, { shape, data }, want = []) => {
+const matrix = (canvas, { shape, data }, want = []) => {
   const [rows, columns] = shape;
   Object.assign(canvas, { width: columns * CELL, height: rows * CELL });
   const style = getComputedStyle(canvas);

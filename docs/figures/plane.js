@@ -1,7 +1,7 @@
 // @ts-check
 // What drawings of a 2 x 2 memory share: keys as arrows from the middle of a
 // circle, values as points of a plane, and a mark for each pair.
-import { number, round } from "./common.js";
+import { number, round } from "./words.js";
 import { line, note, nothing, svg } from "./kit.js";
 
 export const FAST = "var(--fw-fast)";

@@ -5,9 +5,10 @@
 // @ts-expect-error: it is made when the figures are bundled
 import puzzles from "fwlab-puzzles";
 import { compile, number, value, vector } from "./blackboard.js";
-import { dot, signed } from "./fwlab.js";
+import { dot } from "./algebra.js";
 import { button, figure, html, nothing } from "./kit.js";
 import rules from "./rules.json";
+import { signed } from "./words.js";
 
 const [SMALL, LARGE] = [0.01, 100];
 const MOST = 12; // steps that are drawn
@@ -306,7 +307,7 @@ const rowsOf = (puzzle, kind, columns, change) => {
   });
 };
 
-figure("puzzles", {
+export default figure("puzzles", {
   state: { name: first, hints: 0 },
   compute: ({ name }) => {
     verdicts[name] = judge(name, answers[name]);

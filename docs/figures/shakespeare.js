@@ -1,11 +1,11 @@
 // @ts-check
 // A language model that runs in the page: its text, the fast weights of
 // every head after each character, and what they still hold.
-import * as fwlab from "./fwlab.js";
-import { number, percent } from "./fwlab.js";
-import { button, choice, draw, html, nothing, slider } from "./kit.js";
+import { dot } from "./algebra.js";
+import { button, choice, figure, html, slider } from "./kit.js";
+import { ends, frozen, heat, loadModel, softmax } from "./model.js";
+import { number, percent } from "./words.js";
 
-const folder = new URL("shakespeare/", fwlab.here);
 const LONGEST = 240;
 const LEGEND = html`<div class="fw-legend">
   <span><u></u> how strongly the chosen head writes it: β, from 0 to 1</span>
@@ -30,323 +30,306 @@ const KINDS = {
 
 const shown = (character) => ({ "\n": "↵", " ": "␣" })[character] ?? character;
 const cosine = (a, b) => {
-  const length = Math.sqrt(fwlab.dot(a, a) * fwlab.dot(b, b));
-  return length === 0 ? 0 : fwlab.dot(a, b) / length;
+  const length = Math.sqrt(dot(a, a) * dot(b, b));
+  return length === 0 ? 0 : dot(a, b) / length;
 };
 
-fwlab.figure("shakespeare", (figure) => {
-  const models = {}; // by rule, as they are asked for
-  const runs = {}; // by rule: text, and what the model made of it
-  let rule = "delta";
-  let text = FIRST; // as it was typed
-  let position = 0; // how many characters were read
-  let head = [0, 2]; // layer and head, from 0
-  let onlyLast = false;
-  let begun = false;
+// - text: as it was typed;
+// - position: how many characters were read;
+// - head: layer and head, from 0.
+const state = { rule: "delta", text: FIRST, position: 0, head: [0, 2], onlyLast: false };
+const models = {}; // by rule, as they are asked for
+const runs = {}; // by rule: text, and what the model made of it
+const model = () => models[state.rule];
+const run = () => runs[state.rule];
 
-  const model = () => models[rule];
-  const run = () => runs[rule];
+// --- The model ----------------------------------------------------------------
 
-  // The model
+const fetchModel = async ({ tell }, name) => {
+  if (models[name]) return;
+  tell(`Fetching the weights of the ${RULES[name]} (460 kB) …`);
+  models[name] = await loadModel(`shakespeare/${name}`);
+  runs[name] = { text: "", steps: [], skipped: "" };
+};
 
-  const fetchModel = async (name) => {
-    if (models[name]) return;
-    figure.say(`Fetching the weights of the ${RULES[name]} (460 kB) …`);
-    models[name] = await fwlab.loadModel(new URL(`${name}.safetensors`, folder));
-    runs[name] = { text: "", steps: [], skipped: "" };
-  };
-
-  // Read what is new of the text; what did not change is kept.
-  const read = () => {
-    const known = model().alphabet;
-    const all = [...text];
-    const wanted = all.filter((c) => known.includes(c)).join("");
-    const made = run();
-    made.skipped = [...new Set(all.filter((c) => !known.includes(c)))].join(" ");
-    let same = 0;
-    while (same < wanted.length && wanted[same] === made.text[same]) same++;
-    made.steps.length = Math.min(made.steps.length, same);
-    const state = same ? model().copy(made.steps[same - 1].state) : model().start();
-    for (const character of wanted.slice(same)) {
-      const token = known.indexOf(character);
-      const before = made.steps.at(-1)?.probabilities;
-      const { logits, trace } = model().step(token, state);
-      made.steps.push({
-        logits,
-        trace,
-        state: model().copy(state),
-        probabilities: fwlab.softmax(logits),
-        bits: before ? -Math.log2(before[token]) : null,
-      });
-    }
-    made.text = wanted;
-  };
-
-  // Ask a memory for every key that was written so far. Of all values
-  // written, which one is its answer most like? Returns their places.
-  /** @param {string} name @param {number[]} head */
-  const answers = (name, [layer, number]) => {
-    const { steps } = runs[name];
-    if (!position) return [];
-    const memory = steps[position - 1].state[layer][number];
-    const written = steps.slice(0, position).map(({ trace }) => trace[layer][number]);
-    return written.map(({ key }) => {
-      const answer = models[name].read(memory, key);
-      const likeness = written.map(({ value }) => cosine(answer, value));
-      return likeness.indexOf(Math.max(...likeness));
+// Read what is new of the text; what did not change is kept.
+const read = () => {
+  const known = model().alphabet;
+  const all = [...state.text];
+  const wanted = all.filter((c) => known.includes(c)).join("");
+  const made = run();
+  made.skipped = [...new Set(all.filter((c) => !known.includes(c)))].join(" ");
+  let same = 0;
+  while (same < wanted.length && wanted[same] === made.text[same]) same++;
+  made.steps.length = Math.min(made.steps.length, same);
+  const memory = same ? model().copy(made.steps[same - 1].memory) : model().start();
+  for (const character of wanted.slice(same)) {
+    const token = known.indexOf(character);
+    const before = made.steps.at(-1)?.probabilities;
+    const { logits, trace } = model().step(token, memory);
+    made.steps.push({
+      logits,
+      trace,
+      memory: model().copy(memory),
+      probabilities: softmax(logits),
+      bits: before ? -Math.log2(before[token]) : null,
     });
-  };
+  }
+  made.text = wanted;
+};
 
-  // How many of them are values of the same character.
-  const right = (name, places) => {
-    const read = runs[name].text;
-    return places.filter((place, i) => read[place] === read[i]).length;
-  };
+// Ask a memory for every key that was written so far. Of all values
+// written, which one is its answer most like? Returns their places.
+/** @param {string} name @param {number[]} head */
+const answers = (name, [layer, number]) => {
+  const { steps } = runs[name];
+  if (!state.position) return [];
+  const memory = steps[state.position - 1].memory[layer][number];
+  const written = steps.slice(0, state.position).map(({ trace }) => trace[layer][number]);
+  return written.map(({ key }) => {
+    const answer = models[name].read(memory, key);
+    const likeness = written.map(({ value }) => cosine(answer, value));
+    return likeness.indexOf(Math.max(...likeness));
+  });
+};
 
-  const share = (name) => {
-    const { layers, heads } = models[name];
-    let found = 0;
-    for (let layer = 0; layer < layers; layer++)
-      for (let number = 0; number < heads; number++)
-        found += right(name, answers(name, [layer, number]));
-    return found / (layers * heads * position);
-  };
+// How many of them are values of the same character.
+const right = (name, places) => {
+  const read = runs[name].text;
+  return places.filter((place, i) => read[place] === read[i]).length;
+};
 
-  // Mean of all characters so far but the first, in bits.
-  const surprise = ({ steps }) => {
-    const bits = steps.slice(1, position).map((step) => step.bits);
-    return bits.length ? bits.reduce((a, b) => a + b) / bits.length : null;
-  };
+const share = (name) => {
+  const { layers, heads } = models[name];
+  let found = 0;
+  for (let layer = 0; layer < layers; layer++)
+    for (let number = 0; number < heads; number++)
+      found += right(name, answers(name, [layer, number]));
+  return found / (layers * heads * state.position);
+};
 
-  // The score of always guessing the most frequent character.
-  const commonest = () => {
-    const read = [...run().text.slice(0, position)];
-    const counts = read.map((a) => read.filter((b) => a === b).length);
-    return Math.max(...counts) / position;
-  };
+// Mean of all characters so far but the first, in bits.
+const surprise = ({ steps }) => {
+  const bits = steps.slice(1, state.position).map((step) => step.bits);
+  return bits.length ? bits.reduce((a, b) => a + b) / bits.length : null;
+};
 
-  // How strongly the chosen head has written a character; and on average each kind,
-  // strongest first.
-  const strength = (i) => run().steps[i].trace[head[0]][head[1]].strength;
-  const strengths = () => {
-    /** @type {Record<string, number[]>} */
-    const found = {};
-    [...run().text.slice(0, position)].forEach((character, i) => {
-      const [kind] = Object.entries(KINDS).find(([, letters]) => letters.test(character));
-      (found[kind] ??= []).push(strength(i));
-    });
-    const mean = (kind) => found[kind].reduce((a, b) => a + b) / found[kind].length;
-    return Object.keys(found).sort((a, b) => mean(b) - mean(a)).map((kind) => ({ kind, mean: mean(kind) }));
-  };
+// The score of always guessing the most frequent character.
+const commonest = () => {
+  const read = [...run().text.slice(0, state.position)];
+  const counts = read.map((a) => read.filter((b) => a === b).length);
+  return Math.max(...counts) / state.position;
+};
 
-  // Drawing
+// How strongly the chosen head has written a character; and on average each kind,
+// strongest first.
+const strength = (i) => run().steps[i].trace[state.head[0]][state.head[1]].strength;
+const strengths = () => {
+  /** @type {Record<string, number[]>} */
+  const found = {};
+  [...run().text.slice(0, state.position)].forEach((character, i) => {
+    const [kind] = Object.entries(KINDS).find(([, letters]) => letters.test(character));
+    (found[kind] ??= []).push(strength(i));
+  });
+  const mean = (kind) => found[kind].reduce((a, b) => a + b) / found[kind].length;
+  return Object.keys(found).sort((a, b) => mean(b) - mean(a)).map((kind) => ({ kind, mean: mean(kind) }));
+};
 
-  const box = (character, i, answer) => {
-    const { bits } = run().steps[i];
-    // Without digits that nobody sees, and that processors round differently.
-    const red = (Math.min((bits ?? 0) / 8, 1) * 35).toFixed(1);
-    const now = i === position - 1 ? "fw-now" : i >= position ? "fw-later" : "";
-    return html`<span class=${now}>${model().strength ? html`<u style=${`--beta: ${strength(i).toFixed(2)}`}></u>` : ""}<b
-      style=${`background: color-mix(in srgb, var(--fw-wrong) ${red}%, transparent)`}>${shown(character)}</b><i
-      class=${answer === character ? "fw-same" : ""}>${answer ? shown(answer) : "\u00a0"}</i></span>`;
-  };
-  // Letter by letter it would be noise to listen to; the words say the same.
-  const stripOf = (places) => {
-    const { text: characters } = run();
-    const lines = [[]];
-    [...characters].forEach((character, i) => {
-      lines.at(-1).push(box(character, i, characters[places[i]]));
-      if (character === "\n") lines.push([]);
-    });
-    return html`<div class="fw-strip" aria-hidden="true">${lines.map((line) => html`<div>${line}</div>`)}</div>`;
-  };
+// --- What is drawn ------------------------------------------------------------
 
-  const likeliest = () => {
-    if (!position) return [];
-    const { probabilities } = run().steps[position - 1];
-    return probabilities
-      .map((share, token) => [model().alphabet[token], share])
-      .sort(([, a], [, b]) => b - a)
-      .slice(0, 5);
-  };
+const box = (character, i, answer) => {
+  const { bits } = run().steps[i];
+  // Without digits that nobody sees, and that processors round differently.
+  const red = (Math.min((bits ?? 0) / 8, 1) * 35).toFixed(1);
+  const now = i === state.position - 1 ? "fw-now" : i >= state.position ? "fw-later" : "";
+  return html`<span class=${now}>${model().strength ? html`<u style=${`--beta: ${strength(i).toFixed(2)}`}></u>` : ""}<b
+    style=${`background: color-mix(in srgb, var(--fw-wrong) ${red}%, transparent)`}>${shown(character)}</b><i
+    class=${answer === character ? "fw-same" : ""}>${answer ? shown(answer) : "\u00a0"}</i></span>`;
+};
+// Letter by letter it would be noise to listen to; the words say the same.
+const stripOf = (places) => {
+  const { text: characters } = run();
+  const lines = [[]];
+  [...characters].forEach((character, i) => {
+    lines.at(-1).push(box(character, i, characters[places[i]]));
+    if (character === "\n") lines.push([]);
+  });
+  return html`<div class="fw-strip" aria-hidden="true">${lines.map((line) => html`<div>${line}</div>`)}</div>`;
+};
 
-  const guesses = () => html`<div class="fw-guesses"><strong>Next character</strong>${likeliest().map(
-    ([character, chance]) => html`<div class=${character === run().text[position] ? "fw-now" : ""}><b>${shown(character)}</b>
-      <span><i style=${`width: ${(100 * chance).toFixed(1)}%`}></i></span><em>${percent(chance)}</em></div>`,
-  )}</div>`;
+const likeliest = () => {
+  if (!state.position) return [];
+  const { probabilities } = run().steps[state.position - 1];
+  return probabilities
+    .map((share, token) => [model().alphabet[token], share])
+    .sort(([, a], [, b]) => b - a)
+    .slice(0, 5);
+};
 
-  // The numbers of a head, or what the last character changed of them.
-  const numbers = (layer, number) => {
-    const { steps } = run();
-    if (!position) return new Float32Array(model().width * model().features);
-    const after = steps[position - 1].state[layer][number].W;
-    if (!onlyLast || position === 1) return after;
-    const before = steps[position - 2].state[layer][number].W;
-    return after.map((a, i) => a - before[i]);
-  };
+const guesses = () => html`<div class="fw-guesses"><strong>Next character</strong>${likeliest().map(
+  ([character, chance]) => html`<div class=${character === run().text[state.position] ? "fw-now" : ""}><b>${shown(character)}</b>
+    <span><i style=${`width: ${(100 * chance).toFixed(1)}%`}></i></span><em>${percent(chance)}</em></div>`,
+)}</div>`;
 
-  const span = (count) => [...Array(count).keys()];
-  const heads = () => html`<div class="fw-heads">${span(model().layers).map((layer) =>
-    span(model().heads).map((number) => {
-      const choose = () => {
-        head = [layer, number];
-        show();
-      };
-      return html`<button type="button" aria-pressed=${head.join() === [layer, number].join()} @click=${choose}><canvas
-        width=${model().features} height=${model().width} aria-hidden="true"></canvas>layer ${layer + 1}, head ${number + 1}</button>`;
-    }),
-  )}</div>`;
-  const paint = () => {
-    const ends = fwlab.ends(figure.root);
-    figure.root.querySelectorAll("canvas").forEach((canvas, i) => {
-      const W = numbers(Math.floor(i / model().heads), i % model().heads);
-      const limit = W.reduce((top, a) => Math.max(top, Math.abs(a)), 1e-9);
-      fwlab.heat(canvas, W.map((a) => a / limit), ends);
-    });
-  };
+// The numbers of a head, or what the last character changed of them.
+const numbers = (layer, number) => {
+  const { steps } = run();
+  if (!state.position) return new Float32Array(model().width * model().features);
+  const after = steps[state.position - 1].memory[layer][number].W;
+  if (!state.onlyLast || state.position === 1) return after;
+  const before = steps[state.position - 2].memory[layer][number].W;
+  return after.map((a, i) => a - before[i]);
+};
 
-  const sentence = (places) => {
-    const made = run();
-    const parts = [];
-    if (position) {
-      const [[character, chance]] = likeliest();
-      parts.push(
-        `After ${position} characters, the ${RULES[rule]} expects “${shown(character)}” ` +
-          `with ${percent(chance)}. Queried with every key so far, layer ${head[0] + 1}, ` +
-          `head ${head[1] + 1} recalls ${right(rule, places)} of ${position} characters ` +
-          "correctly.",
-      );
-    } else
-      parts.push(
-        `The memory is empty. ${made.text ? "Move the slider." : "Type a text."}`,
-      );
-    if (position && model().strength) {
-      const kinds = strengths().map(({ kind, mean }) => `${kind} ${number(mean)}`);
-      parts.push(`Its mean write strength β: ${kinds.join(", ")}.`);
-    }
-    const read = Object.keys(RULES).filter((name) => runs[name]?.text === made.text);
-    for (const name of position ? read : [])
-      parts.push(
-        `All heads of the ${RULES[name]}: ${percent(share(name))}; its surprise: ` +
-          `${number(surprise(runs[name]) ?? 0)} bits per character.`,
-      );
-    if (position)
-      parts.push(
-        `Always guessing the most frequent character scores ${percent(commonest())}.`,
-      );
-    if (text.length >= LONGEST)
-      parts.push(`It reads ${LONGEST} characters at most.`);
-    if (made.skipped) parts.push(`Not in its alphabet, left out: ${made.skipped}.`);
-    return parts.join(" ");
-  };
+const span = (count) => [...Array(count).keys()];
+const heads = ({ set }) => html`<div class="fw-heads">${span(model().layers).map((layer) =>
+  span(model().heads).map((number) => {
+    const own = [layer, number];
+    return html`<button type="button" aria-pressed=${state.head.join() === own.join()} @click=${() => set({ head: own })}><canvas
+      width=${model().features} height=${model().width} aria-hidden="true"></canvas>layer ${layer + 1}, head ${number + 1}</button>`;
+  }),
+)}</div>`;
+const paint = (root) => {
+  const colours = ends(root);
+  root.querySelectorAll("canvas").forEach((canvas, i) => {
+    const W = numbers(Math.floor(i / model().heads), i % model().heads);
+    const limit = W.reduce((top, a) => Math.max(top, Math.abs(a)), 1e-9);
+    heat(canvas, W.map((a) => a / limit), colours);
+  });
+};
 
-  const show = () => {
-    const places = answers(rule, head);
-    draw(view(places), figure.root);
-    paint();
-    figure.say(sentence(places));
-  };
-  const full = () => text.length >= LONGEST;
-  const view = (places) => html`
-    ${choice("Memory", Object.keys(RULES), rule, use, (name) => RULES[name])}
-    <div class="fw-controls"><label class="fw-wide">Text to read<textarea class="fw-text" maxlength=${LONGEST} rows="4"
-      spellcheck="false" .value=${text} @input=${(e) => type(e.target.value)}></textarea></label></div>
-    <div class="fw-picture">${stripOf(places)}${guesses()}${LEGEND}${heads()}</div>
-    ${slider("Characters read", { min: 0, max: run().text.length, value: position, shown: String(position) }, go)}
-    <div class="fw-controls">${replay.button}</div>
-    <div class="fw-controls">${button("Empty", () => {
-      type("");
-      figure.root.querySelector("textarea").focus();
-    })}${button("Let it write 40 characters", write, { disabled: full() })}
-      <label class="fw-checkbox"><input type="checkbox" .checked=${onlyLast} @change=${(e) => {
-        onlyLast = e.target.checked;
-        show();
-      }}>only what the last character changed</label></div>`;
+const sentence = (places) => {
+  const made = run();
+  const parts = [];
+  if (state.position) {
+    const [[character, chance]] = likeliest();
+    parts.push(
+      `After ${state.position} characters, the ${RULES[state.rule]} expects “${shown(character)}” ` +
+        `with ${percent(chance)}. Queried with every key so far, layer ${state.head[0] + 1}, ` +
+        `head ${state.head[1] + 1} recalls ${right(state.rule, places)} of ${state.position} characters ` +
+        "correctly.",
+    );
+  } else
+    parts.push(
+      `The memory is empty. ${made.text ? "Move the slider." : "Type a text."}`,
+    );
+  if (state.position && model().strength) {
+    const kinds = strengths().map(({ kind, mean }) => `${kind} ${number(mean)}`);
+    parts.push(`Its mean write strength β: ${kinds.join(", ")}.`);
+  }
+  const read = Object.keys(RULES).filter((name) => runs[name]?.text === made.text);
+  for (const name of state.position ? read : [])
+    parts.push(
+      `All heads of the ${RULES[name]}: ${percent(share(name))}; its surprise: ` +
+        `${number(surprise(runs[name]) ?? 0)} bits per character.`,
+    );
+  if (state.position)
+    parts.push(
+      `Always guessing the most frequent character scores ${percent(commonest())}.`,
+    );
+  if (state.text.length >= LONGEST)
+    parts.push(`It reads ${LONGEST} characters at most.`);
+  if (made.skipped) parts.push(`Not in its alphabet, left out: ${made.skipped}.`);
+  return parts.join(" ");
+};
 
-  // What a reader does
+// --- What a reader does ---------------------------------------------------------
 
-  const go = (to) => {
-    replay.stop();
-    position = to;
-    show();
-  };
-  const type = (typed) => {
-    text = typed;
-    const chosen = rule;
-    for (rule of Object.keys(runs)) read(); // the twin, too
-    rule = chosen;
-    go(run().text.length);
-  };
-  const write = () => {
-    for (let i = 0; i < 40 && !full(); i++) {
-      read();
-      const p = run().steps.at(-1)?.probabilities;
-      text += p ? model().alphabet[p.indexOf(Math.max(...p))] : "\n";
-    }
-    type(text);
-  };
-  const replay = fwlab.player({
+const go = ({ set, play }, position) => {
+  play.stop();
+  set({ position });
+};
+const full = () => state.text.length >= LONGEST;
+const type = (own, text) => {
+  const { rule } = state;
+  state.text = text;
+  for (state.rule of Object.keys(runs)) read(); // the twin, too
+  state.rule = rule;
+  go(own, run().text.length);
+};
+const write = (own) => {
+  for (let i = 0; i < 40 && !full(); i++) {
+    read();
+    const p = run().steps.at(-1)?.probabilities;
+    state.text += p ? model().alphabet[p.indexOf(Math.max(...p))] : "\n";
+  }
+  type(own, state.text);
+};
+// Between asking for a model and having it, the reader may ask for the
+// other one: the last word counts.
+let asked = null;
+const use = async (own, name) => {
+  own.play.stop();
+  asked = name;
+  const first = !model();
+  try {
+    await fetchModel(own, name);
+  } catch (error) {
+    const chosen = own.root.querySelector(`input[value=${state.rule}]`);
+    if (chosen) chosen.checked = true;
+    own.tell(`The weights of the ${RULES[name]} did not come. ${error.message}`);
+    return;
+  }
+  if (asked !== name) return;
+  state.rule = name;
+  read();
+  const all = run().text.length;
+  own.set({ position: first ? all : Math.min(state.position, all) });
+};
+let begun = false;
+const start = async (own) => {
+  if (begun) return;
+  begun = true;
+  const pressed = own.root.querySelector("button");
+  await use(own, "delta");
+  begun = Boolean(model());
+  // Not if the reader has gone elsewhere meanwhile.
+  if (begun && [pressed, document.body].includes(document.activeElement))
+    own.root.querySelector("textarea").focus({ preventScroll: true });
+};
+
+figure("shakespeare", {
+  state,
+  compute: ({ rule, head }) => ({ answers: model() ? answers(rule, head) : null }),
+  plays: ({ set }) => ({
     names: ["Replay", "Stop"],
     every: 120,
-    begin: () => (position = 0),
+    begin: () => set({ position: 0 }),
     step: () => {
-      position = Math.min(position + 1, run().text.length);
-      show();
-      return position < run().text.length;
+      set({ position: Math.min(state.position + 1, run().text.length) });
+      return state.position < run().text.length;
     },
-  });
-
-  // Between asking for a model and having it, the reader may ask for the
-  // other one: the last word counts.
-  let asked = null;
-  const use = async (name) => {
-    replay.stop();
-    asked = name;
-    const first = !model();
-    try {
-      await fetchModel(name);
-    } catch (error) {
-      const chosen = figure.root.querySelector(`input[value=${rule}]`);
-      if (chosen) chosen.checked = true;
-      figure.say(`The weights of the ${RULES[name]} did not come. ${error.message}`);
-      return;
-    }
-    if (asked !== name) return;
-    rule = name;
-    read();
-    position = first ? run().text.length : Math.min(position, run().text.length);
-    show();
-  };
-  const begin = async () => {
-    if (begun) return;
-    begun = true;
-    const own = figure.root.querySelector("button");
-    await use("delta");
-    begun = Boolean(model());
-    // Not if the reader has gone elsewhere meanwhile.
-    if (begun && [own, document.body].includes(document.activeElement))
-      figure.root.querySelector("textarea").focus({ preventScroll: true });
-  };
-  draw(
-    html`<div class="fw-controls">${button("Start the model (460 kB)", begin)}</div>${figure.placeholder ?? nothing}`,
-    figure.root,
-  );
-
-  return {
+  }),
+  page: ({ rule, text, position, onlyLast }, { answers }, own) =>
+    answers
+      ? html`
+    ${choice("Memory", Object.keys(RULES), rule, (name) => use(own, name), (name) => RULES[name])}
+    <div class="fw-controls"><label class="fw-wide">Text to read<textarea class="fw-text" maxlength=${LONGEST} rows="4"
+      spellcheck="false" .value=${text} @input=${(e) => type(own, e.target.value)}></textarea></label></div>
+    <div class="fw-picture">${stripOf(answers)}${guesses()}${LEGEND}${heads(own)}</div>
+    ${slider("Characters read", { min: 0, max: run().text.length, value: position, shown: String(position) }, (to) => go(own, to))}
+    <div class="fw-controls">${own.play.button}</div>
+    <div class="fw-controls">${button("Empty", () => {
+      type(own, "");
+      own.root.querySelector("textarea").focus();
+    })}${button("Let it write 40 characters", () => write(own), { disabled: full() })}
+      <label class="fw-checkbox"><input type="checkbox" .checked=${onlyLast}
+        @change=${(e) => own.set({ onlyLast: e.target.checked })}>only what the last character changed</label></div>`
+      : html`<div class="fw-controls">${button("Start the model (460 kB)", () => start(own))}</div>${own.stood}`,
+  drawn: ({ root }) => model() && paint(root),
+  say: (_, { answers }) => answers && sentence(answers),
+  begin: ({ root }) => ({
     // A copy of the picture that needs no script.
-    still: () => fwlab.frozen(figure.root.querySelector(".fw-picture"), fwlab.ends(figure.root)),
+    still: () => frozen(root.querySelector(".fw-picture"), ends(root)),
     state: () => ({
-      rule,
+      ...state,
       text: run()?.text ?? null,
-      position,
-      head,
       bits: run()?.steps.map((step) => step.bits) ?? null,
-      logits: position ? Array.from(run().steps[position - 1].logits) : null,
-      W: model() ? Array.from(numbers(...head)) : null,
-      answers: model() ? answers(rule, head) : null,
-      share: position ? share(rule) : null,
-      strengths: model() && position ? run().steps.map((_, i) => strength(i)) : null,
+      logits: state.position ? Array.from(run().steps[state.position - 1].logits) : null,
+      W: model() ? Array.from(numbers(...state.head)) : null,
+      answers: model() ? answers(state.rule, state.head) : null,
+      strengths: model() && state.position ? run().steps.map((_, i) => strength(i)) : null,
       likeliest: model() ? likeliest() : null,
     }),
-  };
+  }),
 });

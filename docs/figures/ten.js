@@ -2,8 +2,8 @@
 // Ten rules read the same tokens, side by side; docs/hooks/frames.py runs them.
 // @ts-expect-error: it is made when the site is built
 import { keys, rules, tokens, wanted } from "fwlab-ten";
-import { list, player, vector } from "./common.js";
 import { figure, html, mark, nothing, slider, table } from "./kit.js";
+import { list, vector } from "./words.js";
 
 const T = tokens.length;
 const wrong = ({ right }) => right.findIndex((each) => !each);
@@ -21,17 +21,16 @@ const panel = (rule, token) => {
     <span class="fw-panel-reads">${fails ? `fails at token ${failed(rule)}` : "right so far"}</span></div>`;
 };
 
-let play;
 const state = { token: 4 };
 figure("ten", {
   state,
   compute: ({ token }) => ({ fail: rules.filter((rule) => token >= failed(rule)) }),
-  view: ({ token }, _, set) => {
-    play ??= player({
-      every: 1600,
-      begin: () => set({ token: 1 }),
-      step: () => state.token < T && !set({ token: state.token + 1 }),
-    });
+  plays: ({ set }) => ({
+    every: 1600,
+    begin: () => set({ token: 1 }),
+    step: () => state.token < T && !set({ token: state.token + 1 }),
+  }),
+  view: ({ token }, _, set, { play }) => {
     const move = (token) => {
       play.stop();
       set({ token });
@@ -41,7 +40,6 @@ figure("ten", {
       <strong>${token}: ${tokens[token - 1]}</strong>
       <div class="fw-panels">${rules.map((rule) => panel(rule, token))}</div>`;
   },
-  controls: () => nothing,
   say: ({ token }, { fail }) => {
     const names = fail.map(({ title }) => title);
     const should = keys.map((name, n) => `${name} should read ${vector(wanted[token - 1][n], 1)}`);

@@ -25,13 +25,6 @@ from fwlab.exercises.notation import printed
 
 PROGRESS = "scripts/progress.js"
 MAP = "<!-- course: map -->"
-#: What is made of the table of notebooks alone, and by which template.
-TABLES = {
-    "<!-- course: ways -->": "course/ways.md.jinja",
-    "<!-- course: class -->": "course/class.md.jinja",
-}
-SCOREBOARD = "<!-- scoreboard -->"
-LISTED = "<!-- exercises -->"
 #: A cell that judges an exercise or a derivation.
 CHECK = re.compile(r'\b(?:check|check_formula|golf)\((?:\w+, )?"?(\w+)')
 #: Kinds of pages that go with a notebook: their label and their place.
@@ -43,14 +36,9 @@ COMPANIONS = {
 
 
 def on_page_markdown(markdown, page, config, files):
-    for mark, template in TABLES.items():
+    for mark, made in MADE.items():
         if mark in markdown:
-            table = render(template, course=_course(), ways=_ways())
-            markdown = markdown.replace(mark, table)
-    if SCOREBOARD in markdown:
-        markdown = markdown.replace(SCOREBOARD, _scoreboard())
-    if LISTED in markdown:
-        markdown = markdown.replace(LISTED, _exercises())
+            markdown = markdown.replace(mark, made())
     return markdown
 
 
@@ -258,6 +246,15 @@ def _exercises() -> str:
         for exercise in EXERCISES.values()
     ]
     return render("course/exercises.md.jinja", exercises=found)
+
+
+#: What takes the place of a mark in Markdown.
+MADE = {
+    "<!-- course: ways -->": lambda: render("course/ways.md.jinja", ways=_ways()),
+    "<!-- course: class -->": lambda: render("course/class.md.jinja", course=_course()),
+    "<!-- exercises -->": _exercises,
+    "<!-- scoreboard -->": _scoreboard,
+}
 
 
 def answer(name: str) -> str:

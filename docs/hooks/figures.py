@@ -20,6 +20,7 @@ import json
 import os
 import re
 import subprocess
+import tomllib
 from base64 import b64encode
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,33 +37,8 @@ MARK = re.compile(r"<!-- figure: (\w+) -->")
 STILL = re.compile(r"<!-- still: ([\w-]+) -->")
 FOLDER = ROOT / "docs" / "figures"
 GALLERY = "<!-- gallery -->"
-#: Figures of other pages: page, title, description.
-ELSEWHERE = {
-    "live": (
-        "index.md",
-        "Two models, one text",
-        "People move, and two trained models that differ only in their rule are "
-        "asked where they are: one mixes up the old place and the new one.",
-    ),
-    "essay": (
-        "memory_essay.md",
-        "A memory that can be corrected",
-        "Scroll, and a matrix of four numbers learns where people are, mixes them "
-        "up, and is corrected: from the outer product to a chunk.",
-    ),
-    "ten": (
-        "rules.md",
-        "Ten rules on one text",
-        "Eight tokens, ten memories side by side: move through the text, and see "
-        "after which token each rule reads something wrong.",
-    ),
-    "biases": (
-        "figures/aft.md",
-        "Biases of AFT",
-        "Four forms of AFT are one table of biases: change one, and see the weights "
-        "and outputs that follow.",
-    ),
-}
+#: Figures of other pages, with what their cards say.
+ELSEWHERE = tomllib.loads((FOLDER / "elsewhere.toml").read_text("utf-8"))
 #: The figures of each script that a page loads, by its name.
 bundles: dict[str, list[str]] = {}
 
@@ -143,9 +119,9 @@ def _cards(gallery, config, files):
             "picture": Markup(render("cards.html", name=name)),
         }
 
-    for name, (path, title, about) in ELSEWHERE.items():
-        file = files.get_file_from_path(path)
-        yield card(name, file, title, about, f"#figure-{name}")
+    for name, said in ELSEWHERE.items():
+        file = files.get_file_from_path(said["page"])
+        yield card(name, file, said["title"], said["about"], f"#figure-{name}")
     # Pages of the navigation are linked to each other in its order.
     page = gallery.page.next_page
     while page and page.file.src_uri.startswith("figures/"):
@@ -155,7 +131,7 @@ def _cards(gallery, config, files):
 
 
 def _figure(name: str, attributes: str, page) -> str:
-    _, title, _ = ELSEWHERE.get(name, (None, page.title, None))
+    title = ELSEWHERE.get(name, {"title": page.title})["title"]
     path = FOLDER / f"{name}.html"
     new = f'<section class="fw-stage" data-figure="{name}"></section>'
     new += '<figcaption class="fw-words"></figcaption>'

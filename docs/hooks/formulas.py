@@ -3,15 +3,19 @@
 So they need no script in the browser: they are there without scripts and in
 print, and nothing moves when they appear. arithmatex marks them. A formula that KaTeX
 cannot set stops the build.
+
+The number of a displayed equation is a link to the line that computes it, or to where
+it is listed (a paper's) or stated (our own), and explains itself on hover and focus.
 """
 
 import json
 import re
 import subprocess
 from functools import partial
-from html import unescape
+from html import escape, unescape
 
-import numbered
+import equations
+from annotated import EQUATIONS, PAGES, SHOWN
 from mkdocs.exceptions import PluginError
 from mkdocs.plugins import event_priority
 from packages import MODULES, fetched, npm
@@ -22,6 +26,10 @@ MARKED = re.compile(
     r'(<(span|div) class="arithmatex">)\s*(?:\\\((.*?)\\\)|\\\[(.*?)\\\])\s*</\2>([.,;:!?)\]]*)',
     re.DOTALL,
 )
+#: Of an equation, or of several that belong together: "24", "8--11", "d1".
+TAG = re.compile(r"\\tag\{((\w+)(?:--\w+)?)\}")
+#: What follows an equation that has lines, up to the first of them.
+LINE = re.compile(r'\s*<p class="places"[^>]*>[^<]*<a href="([^"]+)"')
 #: A formula can be broken between two of these; screen readers skip all of them.
 BASE, HIDDEN = '<span class="katex-base">', ' aria-hidden="true"'
 #: Set in this run: while a page is being written, others stay as they are.
@@ -47,12 +55,12 @@ def on_env(env, config, files):
 def _formula(found: re.Match) -> tuple[str, bool]:
     """Return the TeX without the number, which becomes a link; and if it is displayed."""
     tex, display = unescape(found[3] or found[4]).strip(), found[4] is not None
-    return (numbered.TAG.sub("", tex) if _label(found) else tex), display
+    return (TAG.sub("", tex) if _label(found) else tex), display
 
 
 def _label(found: re.Match) -> tuple[str, str] | None:
     """Return the number of an equation that has one."""
-    labels = numbered.TAG.findall(found[4] or "")
+    labels = TAG.findall(found[4] or "")
     return labels[0] if len(labels) == 1 else None
 
 
@@ -83,7 +91,7 @@ def _html(found: re.Match, page, files) -> str:
     element, name, mark = found[1], found[2], found[5]
     html = done[_formula(found)]
     if label := _label(found):
-        link = numbered.link(label, found, page, files)
+        link = _link(label, found, page, files)
         # Outside of what is hidden from screen readers.
         html = html.removesuffix("</span></span>") + link + "</span></span>"
     html = f"{element}{html}</{name}>"
@@ -98,3 +106,32 @@ def _html(found: re.Match, page, files) -> str:
     kept = f'{before}<span class="fw-kept">{BASE}{last}{mark}</span>{ends}'
     # Each base is hidden, not the half: screen readers read the mark.
     return kept.replace(HIDDEN, "").replace(BASE, f"{BASE[:-1]}{HIDDEN}>")
+
+
+def _link(tag: tuple[str, str], found: re.Match, page, files) -> str:
+    """Return the number of a formula that was found on a page, as a link."""
+    label, first = tag
+    said, uri, fragment = _about(label, first, page.file.src_uri)
+    line = LINE.match(found.string, found.end())
+    there = files.get_file_from_path(uri).url_relative_to(page.file)
+    href = line[1] if line else f"{there}#{fragment}"
+    shown = label.replace("--", "–")
+    said = f"{said[0]}. {said[1][0].upper()}{said[1][1:]}."
+    return f'<a class="fw-number" href="{href}" title="{escape(said)}">({shown})</a>'
+
+
+def _about(label: str, tag: str, uri: str) -> tuple[tuple[str, str], str, str]:
+    """Whose number it is on a page and what it is; page and anchor where it leads."""
+    # A page of source counts as its first file.
+    sources = {page.uri: next(iter(page.files.values())) for page in PAGES.values()}
+    path = sources.get(uri, uri if uri.startswith("notebooks/") else f"docs/{uri}")
+    whose = equations.whose(path, tag)
+    if not tag[0].isdigit():
+        words = equations.listed()["fwlab"][whose][tag]
+        page, _ = SHOWN[equations.stated()[whose, tag]]
+        return (f"({tag}) is our own number", words), page.uri, f"eq-{tag}"
+    paper = equations.papers()[whose]
+    words = re.sub(r" \(Eqs\. [\d-]+\)$", "", paper["equations"][tag])
+    number = f"{'Eqs.' if '--' in label else 'Eq.'} {label.replace('--', '–')}"
+    said = f"{number} of {paper['authors'].split(',')[0]} et al. {paper['year']}"
+    return (said, words), EQUATIONS, f"{whose}-{tag}"

@@ -2,8 +2,7 @@
 
 `CASES` is a regular expression; cases whose name starts with a match are
 shown. tests/machine/test_compiled.py writes the numbers, and the tests beside it check
-them. Pictures of what a GPU has timed, and of its memories, go in place of
-`<!-- drawn: PICTURE -->`.
+them. results.py draws what a GPU has timed, and its memories.
 """
 
 import json
@@ -26,13 +25,7 @@ def on_page_markdown(markdown, page, config, files):
     return MARK.sub(lambda mark: _table(mark[1]), markdown)
 
 
-def on_page_content(html, page, config, files):
-    """Not in the Markdown: converting it would change a drawing."""
-    html = html.replace("<!-- drawn: places -->", render("places.html", **_places()))
-    return html.replace("<!-- drawn: peers -->", render("peers.html", **_peers()))
-
-
-def _peers() -> dict:
+def measured() -> dict:
     """Return times of each operation at its longest, and those of others in ours.
 
     The longest size is measured first; multiples of our times are those of all sizes.
@@ -51,7 +44,7 @@ def _peers() -> dict:
     return {"run": run, "rows": rows, "ratios": ratios}
 
 
-def _places() -> dict:
+def places() -> dict:
     """Return what the compiler and the card say of the kernel that is drawn."""
     use = _read("kernels.json")["kernels"]["delta 64"]["forward, sm_90"]
     return {"use": use, "chunk": NARROW.C, "card": _read(PEERS)["card"]}
@@ -63,16 +56,9 @@ def _read(name: str) -> dict:
 
 def _table(pattern: str) -> str:
     table = _read("kernels.json")
-    cases: dict[str, dict[str, dict[str, dict]]] = {}
-    for case, uses in table["kernels"].items():
-        if re.match(pattern, case):
-            kernels = cases[case] = {}
-            for key, use in uses.items():
-                kernel, target = key.split(", sm_")
-                kernels.setdefault(kernel, {})[target] = use
-    compiled = {
-        t for kernels in cases.values() for use in kernels.values() for t in use
-    }
+    known = table["kernels"].items()
+    cases = {case: uses for case, uses in known if re.match(pattern, case)}
+    compiled = {key.rpartition("_")[2] for uses in cases.values() for key in uses}
     targets = {t: name for t, name in TARGETS.items() if t in compiled}
     return render(
         "kernels.html", versions=table["versions"], targets=targets, cases=cases

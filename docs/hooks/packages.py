@@ -9,9 +9,9 @@ from mkdocs.structure.files import File
 from repository import ROOT
 
 sys.path.insert(0, str(ROOT / "docs" / "tools"))
-import npm as npm  # for hooks that run a program of npm
+import npm
 
-MODULES = ROOT / ".cache" / "npm" / "node_modules"
+MODULES = npm.MODULES
 FONTS = MODULES / "@fontsource"
 #: Of a typeface: its name, weight and style, its letters, and whether it is put into
 #: styles/site.css, since text would move when it comes later.

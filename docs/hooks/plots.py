@@ -17,7 +17,6 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
-from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 from templates import render
 
 from fwlab.layers.fast_weight_attention import RULES
@@ -154,11 +153,10 @@ def chart(
     middle: Callable[[Sequence[float]], float] = median,
     spec: str = ".2f",
     line: tuple[float, str] | None = None,
-    bars: bool = False,
     log: Sequence[float] = (),
     looks: Sequence[tuple[str, str]] = LOOKS,
 ) -> str:
-    """Draw a row for each name: all seeds as marks with their middle at its end, or bars.
+    """Draw a row for each name: all seeds as marks with their middle at its end.
 
     - `name`, `title`: of the drawing, and what it says to those who do not see it.
     - `series`: for each entry of the legend, numbers by name; the entry with the
@@ -168,35 +166,29 @@ def chart(
     """
     order = list(max(series.values(), key=len))
     order += [n for each in series.values() for n in each if n not in order]
-    said: dict[str, list[str]] = {n: [] for n in order}
+    said = {
+        n: [
+            f"{middle(each[n]):{spec}}".replace("-", "−")
+            for each in series.values()
+            if each.get(n)
+        ]
+        for n in order
+    }
     with styled():
-        figure, (ax,) = panels((0.6 if bars else 0.25) * len(order) + 1)
+        figure, (ax,) = panels(0.25 * len(order) + 1)
         for (entry, each), (color, marker) in zip(series.items(), looks, strict=False):
-            if not bars:
-                rows(ax, {n: each.get(n, []) for n in order}, color, marker, entry)
-            for place, n in enumerate(order):
-                if not each.get(n):
-                    continue
-                said[n].append(f"{middle(each[n]):{spec}}".replace("-", "−"))
-                if bars:
-                    at = place + 0.3 * (
-                        len(said[n]) - sum(n in x for x in series.values()) / 2 - 0.5
-                    )
-                    bar = ax.barh(at, middle(each[n]), 0.24, color=color)
-                    ax.bar_label(bar, [f"{said[n][-1]} {entry}"], padding=3)
-        if bars:
-            ax.margins(x=0.22)
-            ax.set_xlim(left=0)
-            ax.grid(axis="y", visible=False)
-        elif len(series) > 1:
+            rows(ax, {n: each.get(n, []) for n in order}, color, marker, entry)
+        if len(series) > 1:
             legend(figure, ax, 3)
         for place, texts in enumerate(said.values()):
-            if not bars:
-                at = {"transform": ax.get_yaxis_transform(), "va": "center"}
-                ax.text(1.01, place, " / ".join(texts), **at)
+            at = {"transform": ax.get_yaxis_transform(), "va": "center"}
+            ax.text(1.01, place, " / ".join(texts), **at)
         if log:
             ax.set_xscale("log")
-            _ticks(ax.xaxis, log)
+            low, high = ax.get_xlim()
+            shown = [tick for tick in log if low <= tick <= high]
+            ax.set_xticks(shown, [f"{tick:,g}" for tick in shown])
+            ax.minorticks_off()
         if line:
             ax.axvline(line[0], color=INK, linestyle=(0, (4, 2)), linewidth=1.4)
         ax.set_yticks(range(len(order)), order)
@@ -223,17 +215,6 @@ def losses(final: Mapping[str, Sequence[float]], published: float) -> str:
         line=(published, f"nanoGPT, {published}"),
         looks=[(colour, marker) for colour, marker, _ in FAMILIES.values()],
     )
-
-
-def _ticks(axis, places: list[float]) -> None:
-    """Round numbers on a logarithmic axis, those within its limits."""
-    low, high = axis.get_view_interval()
-    axis.set_major_locator(
-        mpl.ticker.FixedLocator([p for p in places if low <= p <= high])
-    )
-    axis.set_major_formatter(FuncFormatter(lambda place, _: f"{place:,g}"))
-    axis.set_minor_locator(NullLocator())
-    axis.set_minor_formatter(NullFormatter())
 
 
 def drawn(figure: Figure, name: str, label: str) -> str:

@@ -172,25 +172,18 @@ def _texts(points: Points) -> list[str]:
 
 
 def _setup(experiment: Experiment, version: str, points: Points) -> dict[str, Any]:
-    """Return the hyper-parameters of all points, a row for each mixer.
+    """Return the hyper-parameters that runs recorded, a row for each mixer.
 
-    - Returns `equal`, texts by name where all rows are equal; `columns`;
-      `rows` of texts; and what is `assumed`, since a run has not recorded it: it is
-      what the experiment does today. What a row is, the settings that are words say.
+    - Returns `equal`, texts by name where all rows are equal; `columns`; and
+      `rows` of texts. What a row is, the settings that are words say.
     """
     known = experiment.points(version == "quick")[0]
     words = [name for name, value in known.items() if isinstance(value, str)]
     found: dict[tuple, dict[str, dict]] = {}
-    setups: dict[tuple, dict] = {}  # it takes a while
-    assumed: set[str] = set()
     for point in points:
         settings = {name: point.get(name) for name in known}
         row = found.setdefault(tuple(settings[name] for name in words), {})
-        once = tuple(x for name, x in settings.items() if name != "seed")
-        setup = setups.get(once) or setups.setdefault(once, experiment.setup(point))
-        recorded = point.get("setup", {})
-        assumed |= setup.keys() - recorded.keys()
-        for name, value in {**setup, **recorded, **settings}.items():
+        for name, value in {**point.get("setup", {}), **settings}.items():
             row.setdefault(name, {})[value] = None
     names = list(dict.fromkeys(name for row in found.values() for name in row))
     cells = {
@@ -206,7 +199,6 @@ def _setup(experiment: Experiment, version: str, points: Points) -> dict[str, An
         "equal": {name: text for name, text in equal.items() if name not in columns},
         "columns": columns,
         "rows": rows,
-        "assumed": [name for name in names if name in assumed],
     }
 
 

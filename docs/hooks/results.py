@@ -12,13 +12,13 @@ from collections.abc import Callable
 from html import unescape
 from statistics import mean, median
 
+import kernels
 import plots
 from repository import ROOT
 from templates import TEMPLATES, render
 
 from fwlab.files import read_json
 from fwlab.models import MIXERS
-from fwlab.plots import FAST, OTHER, TRAINED
 
 sys.path.insert(0, str(ROOT / "docs" / "reproduce"))
 from frame import Points, results
@@ -141,8 +141,6 @@ TEMPLATES.filters |= {"duration": _duration, "losses": _seeds, "sizes": _sizes}
 
 # --- Plots -----------------------------------------------------------------
 
-#: What the versions of a kernel are called in a plot.
-SIDES = {"triton": "ours", "fla": "flash-linear-attention", "efficient": "PyTorch"}
 LOSS = "nats per character"
 
 
@@ -201,17 +199,6 @@ def _carried() -> str:
     }
     title = "Loss with carried state, and in windows that begin with an empty one"
     return plots.chart("carried", title, series, LOSS)
-
-
-def _bars() -> str:
-    """Milliseconds of the longest sequences, by version."""
-    series: dict[str, dict[str, list[float]]] = {name: {} for name in SIDES.values()}
-    for row in _read(GPU)["rows"]:
-        if row["shape"]["T"] in (2048, 4096) and not row["op"].startswith("dpfp"):
-            series[SIDES[row["side"]]][_operation(row)] = [row["ms"]]
-    title = "Forward and backward pass on an H200"
-    looks = [(FAST, ""), (OTHER, ""), (TRAINED, "")]
-    return plots.chart("gpu", title, series, "ms", looks=looks, bars=True)
 
 
 def _fla() -> str:
@@ -294,7 +281,9 @@ PLOTS = {
     "hybrids": _today,
     "longer": _longer,
     "carried": _carried,
-    "gpu": _bars,
+    "gpu": lambda: render("bars.html", **kernels.measured()),
+    "kernels": lambda: render("peers.html", **kernels.measured()),
+    "places": lambda: render("places.html", **kernels.places()),
     "fla": _fla,
     "steps": lambda: _kept("steps"),
     "peers": _others,

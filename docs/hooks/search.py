@@ -7,11 +7,11 @@ The theme has the field and draws what is found; its own index stays empty.
 
 import json
 import re
-from html.parser import HTMLParser
 from itertools import groupby
 from pathlib import Path
 
 import tex
+from bs4 import BeautifulSoup, NavigableString
 from mkdocs.plugins import event_priority
 from packages import MODULES, fetched
 
@@ -30,14 +30,17 @@ SHORT = 40
 #: Tables whose rows readers look up, by the head of the first column: what a row
 #: is called, from its cells.
 ROWS = {"Eq.": "Eq. {}", "Symbol": "{} · {}"}
-#: Beside headings, and source code that the annotated pages have.
-AGAIN = re.compile(r"\b(headerlink|doc-labels|mkdocstrings-source)\b")
+#: What is beside headings, source code that the annotated pages have, numbers of
+#: lines, and what is no text.
+OUT = (
+    ".headerlink, .doc-labels, .mkdocstrings-source, [data-search-exclude], pre a, "
+    "button, col, hr, img, input, script, style, wbr"
+)
 HEADINGS = {"h1", "h2", "h3", "h4", "h5", "h6"}
 INLINE = {
     *("a", "abbr", "b", "code", "del", "em", "i", "kbd", "label", "mark", "q", "s"),
     *("small", "span", "strong", "sub", "sup", "u", "var"),
 }
-VOID = {"br", "col", "hr", "img", "input", "link", "source", "wbr"}
 #: Many tags without a word to find. No drawing is inside another one.
 DRAWING = re.compile(r"<svg\b.*?</svg>", re.DOTALL)
 FORMULA = re.compile(
@@ -91,79 +94,50 @@ def once(sections: list[dict]) -> list[dict]:
     return kept
 
 
-class Element:
-    """An element around a text: its parents, and which block it belongs to."""
-
-    def __init__(self, tag: str, attributes: dict, parent: "Element | None" = None):
-        self.tag, self.parent, self.id = tag, parent, attributes.get("id")
-        self.within = {tag} | (parent.within if parent else set())
-        self.out = bool(
-            (parent and parent.out)
-            or tag in ("button", "script", "style")
-            or "data-search-exclude" in attributes
-            or AGAIN.search(attributes.get("class") or "")
-            or {"pre", "a"} <= self.within  # the number of a line
-        )
-        # A row is one text, whatever is in its cells.
-        inside = parent and (tag in INLINE or "tr" in parent.within)
-        self.block: Element = parent.block if inside else self
-
-
-class Texts(HTMLParser):
-    """The texts of a page, each with the element that it is in."""
-
-    def __init__(self, html: str):
-        super().__init__()
-        self.last, self.found = Element("article", {}), []
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        if tag in VOID:
-            self.handle_data(" " * (tag == "br"))
-        else:
-            self.last = Element(tag, dict(attrs), self.last)
-            self.handle_data("\t" * (tag in ("td", "th")))
-
-    def handle_endtag(self, tag):
-        if tag in self.last.within:
-            while self.last.tag != tag:
-                self.last = self.last.parent
-            self.last = self.last.parent
-
-    def handle_data(self, data):
-        if not self.last.out:
-            self.found.append((self.last, data))
-
-
 def read(url: str, title: str, html: str) -> list[dict]:
     """Split a page into sections: location, title, and lists of text and of code."""
+    page = BeautifulSoup(DRAWING.sub("", html), "html.parser")
+    for element in page.select(OUT):
+        element.decompose()
+    for cell in page.find_all(["td", "th"]):
+        cell.insert(0, "\t")
+    for line in page.find_all("br"):
+        line.replace_with(" ")
+    blocks = {id(page): page}  # of each element and text
+    for node in page.descendants:
+        around = blocks[id(node.parent)]
+        # A row is one text, whatever is in its cells.
+        inside = node.name is None or node.name in INLINE or around.name == "tr"
+        blocks[id(node)] = around if inside else node
     sections, rows, head = [_section(url, title)], [], ""
-    texts = Texts(DRAWING.sub("", html)).found
-    for block, group in groupby(texts, key=lambda pair: pair[0].block):
+    for _, group in groupby(page.descendants, lambda node: id(blocks[id(node)])):
         group = [*group]
-        if block.tag in HEADINGS and block.id:
-            if block.tag == "h1" and len(sections) == 1:
+        block = blocks[id(group[0])]
+        within = {block.name, *(element.name for element in block.parents)}
+        if block.name in HEADINGS and block.get("id"):
+            if block.name == "h1" and len(sections) == 1:
                 sections[0]["title"] = ""
             else:
-                sections.append(_section(f"{url}#{block.id}"))
-        section, raw = sections[-1], "".join(text for _, text in group)
-        if "pre" in block.within:
+                sections.append(_section(f"{url}#{block['id']}"))
+        section = sections[-1]
+        texts = [node for node in group if type(node) is NavigableString]
+        if "pre" in within:
+            raw = "".join(texts)
             section["code"] += [raw.strip("\n")] if raw.strip() else []
             continue
-        cells = "".join(map(_words, group)).split("\t")
+        cells = "".join(map(_words, texts)).split("\t")
         cells = [*filter(None, (" ".join(cell.split()) for cell in cells))]
         if not cells:
             continue
         text = " · ".join(cells)
-        ids = [e.id for e, _ in group if e.id and e.tag in ("span", "tr")]
+        ids = [n["id"] for n in group if n.name in ("span", "tr") and n.get("id")]
         place = f"{url}#{ids[-1]}" if ids else section["location"]
-        if HEADINGS & block.within:
+        if HEADINGS & within:
             section["title"] += text
-        elif "thead" in block.within:
+        elif "thead" in within:
             head = cells[0]
             section["text"].append(text)
-        elif block.tag == "tr" and head in ROWS:
+        elif block.name == "tr" and head in ROWS:
             rows.append(_section(place, ROWS[head].format(*cells), text))
         elif ids:  # a term of the glossary
             rows.append(_section(place, text.split(". ")[0], text))
@@ -176,9 +150,8 @@ def _section(location: str, title: str = "", *text: str) -> dict:
     return {"location": location, "title": title, "text": [*text], "code": []}
 
 
-def _words(pair: tuple[Element, str]) -> str:
+def _words(text: NavigableString) -> str:
     """Return a text in which a formula is no TeX."""
-    element, text = pair
-    if "code" in element.within:
+    if text.find_parent("code"):
         return text
     return FORMULA.sub(lambda found: tex.plain(found[found.lastindex]), text)

@@ -4,7 +4,7 @@ Keys return with new values, and the most recent one counts. A rule that
 only adds retrieves a mixture of all values that a key ever had.
 """
 
-from math import inf
+from math import inf, isinf
 from statistics import median
 from typing import Any
 
@@ -24,17 +24,17 @@ COST = "quick: 3 min of one core; full: 1.9 hours"
 #: Final losses in the authors' logs, evaluated at L = S; one seed each. (Figure
 #: 5; Figure 3 shows S = 20.) One log ends at step 300.
 PUBLISHED = columns("""
-  S  delta/dpfp-1  delta/dpfp-2  delta/linear  sum/dpfp-1  fwm/dpfp-1  fwm/tanh
- 20        0.0008        0.0010        0.0008      0.1048      0.0505    1.6900
- 40        0.0010        0.0005        0.0007      0.1136      0.4986    4.9900
- 60        0.0061        0.0005        0.0005      0.1229      0.4997    9.7200
- 80        0.0106        0.0008        0.1014      0.1190      0.5412   30.8000
-100        0.0001             -        0.1615      0.1165      0.6869   43.5000
-120        0.0183        0.0007        0.2229      0.1332      0.6265   56.3000
-140        0.0493        0.0003        0.2640      0.1569      1.0550   60.4000
-160        0.1142        0.0004        0.2909      0.1828      3.9240   74.9000
-180        0.1384        0.0004        0.3220      0.2097      4.0320   85.7000
-200        0.1855        0.0008        0.3425      0.2386      2.2820   96.9000
+  S  delta/dpfp-1  delta/dpfp-2  delta/linear  sum/dpfp-1  fwm/dpfp-1  fwm/tanh  delta/favor-64
+ 20        0.0008        0.0010        0.0008      0.1048      0.0505    1.6900          0.1094
+ 40        0.0010        0.0005        0.0007      0.1136      0.4986    4.9900               -
+ 60        0.0061        0.0005        0.0005      0.1229      0.4997    9.7200               -
+ 80        0.0106        0.0008        0.1014      0.1190      0.5412   30.8000               -
+100        0.0001             -        0.1615      0.1165      0.6869   43.5000               -
+120        0.0183        0.0007        0.2229      0.1332      0.6265   56.3000               -
+140        0.0493        0.0003        0.2640      0.1569      1.0550   60.4000               -
+160        0.1142        0.0004        0.2909      0.1828      3.9240   74.9000               -
+180        0.1384        0.0004        0.3220      0.2097      4.0320   85.7000               -
+200        0.1855        0.0008        0.3425      0.2386      2.2820   96.9000               -
 """)
 #: Those of the full version; and of the quick one.
 SIZES, QUICK = (20, 40, 60, 80, 100, 120, 140, 200), (8, 16)
@@ -50,12 +50,18 @@ ROWS: tuple[tuple[Any, ...], ...] = (
     ("delta", "linear", FAST, SIZES, (60, 80), QUICK, (), None, "s", ":"),
     ("delta", "dpfp-1", FAST, SIZES, (40, 120), QUICK, (8,), None, "o", "-"),
     ("delta", "dpfp-2", FAST, SIZES, (200, inf), (), (), None, "^", "--"),
+    ("delta", "favor-64", SERIES[0], (), None, (), (), (20, 40), "*", ":"),
 )
 SETTING = Setting(
     tuple(
         Series(
             PUBLISHED.get(f"{rule}/{phi}", {}),
-            *(rule, phi, f"{rule}, {phi.replace('dpfp', 'DPFP')}", *rest),
+            *(
+                rule,
+                phi,
+                f"{rule}, {phi.replace('dpfp', 'DPFP').replace('favor-64', 'FAVOR+')}",
+                *rest,
+            ),
         )
         for rule, phi, *rest in ROWS
     ),
@@ -65,7 +71,7 @@ SETTING = Setting(
     d_key=32,
     budget=2000,
 )
-SUM, GATED, FWM, FWM_TANH, LINEAR, DPFP_1, DPFP_2 = SETTING.series
+SUM, GATED, FWM, FWM_TANH, LINEAR, DPFP_1, DPFP_2, FAVOR = SETTING.series
 
 
 def claims(points: Points):
@@ -83,6 +89,15 @@ def claims(points: Points):
         for s, start in ((SUM, 20), (LINEAR, 80), (DPFP_1, 120)):
             own = Points(p for p in s.of(points, ask=ALL) if p["S"] >= start)
             yield near(f"{s.label}, from S = {start}", own, s.published)
+        own = FAVOR.of(points)
+        yield near(f"{FAVOR.label}, S = 20", own, FAVOR.published)
+        yield holds(
+            f"{FAVOR.label}, S = 40: training fails",
+            numbers(own(S=40)),
+            isinf,
+            "NaN (logs)",
+            protocol=protocol(own),
+        )
         large, rules = points(S=200, ask=ALL), [DPFP_2, DPFP_1, SUM, LINEAR]
         yield ordered(f"S = 200, {ALL}: {{}}", large, rules, 200, "(Fig. 5)")
         delta = [p for p in DPFP_1.of(small) if "steps" in p]

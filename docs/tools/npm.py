@@ -16,31 +16,24 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS, CACHE = ROOT / "docs", ROOT / ".cache" / "npm"
+MODULES = CACHE / "node_modules"
 
 
 def missing(tools: bool) -> list[str]:
-    """Return the packages that are missing in their locked version.
+    """Return the packages that are not installed in their locked version.
 
     - `tools`: those that check scripts, too.
     """
-    lock = json.loads((DOCS / "package-lock.json").read_text("utf-8"))["packages"]
-    listed = json.loads((DOCS / "package.json").read_text("utf-8"))
-    kinds = ["dependencies", *(["devDependencies"] if tools else [])]
-    if any(listed[kind] != lock[""].get(kind) for kind in kinds):
-        sys.exit("docs/package.json and docs/package-lock.json list other packages")
-    return [
-        name
-        for kind in kinds
-        for name in listed[kind]
-        if _version(name) != lock[f"node_modules/{name}"]["version"]
-    ]
-
-
-def _version(name: str) -> str | None:
-    package = CACHE / "node_modules" / name / "package.json"
-    return (
-        json.loads(package.read_text("utf-8"))["version"] if package.exists() else None
+    locked, installed = (
+        json.loads(path.read_text("utf-8"))["packages"] if path.exists() else {}
+        for path in (DOCS / "package-lock.json", MODULES / ".package-lock.json")
     )
+    return [
+        name.removeprefix("node_modules/")
+        for name, package in locked.items()
+        if name and not package.get("optional") and (tools or not package.get("dev"))
+        if installed.get(name, {}).get("version") != package["version"]
+    ]
 
 
 def program(name: str) -> list[str]:

@@ -18,8 +18,7 @@ import math
 import random
 import shlex
 import sys
-import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -33,12 +32,25 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from fwlab import ops
 from fwlab.feature_maps import Identity
-from fwlab.files import destination, write_json
+from fwlab.files import write_json
 from fwlab.fit import answer_loss, fit
 from fwlab.layers import FastWeightAttention
-from fwlab.layers.causal import Causal, with_state
+from fwlab.layers.causal import Causal
+from fwlab.layers.fast_weight_attention import RULES
 from fwlab.models import LanguageModel, Mixer
 from fwlab.provenance import provenance
+
+
+def strong_sum(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, **options: Any) -> Any:
+    """Add values times their strengths: the delta rule without its correction."""
+    return ops.sum_rule(q, k, beta[..., None] * v, **options)
+
+
+class Layer(FastWeightAttention):
+    """Have one rule more than the layer of the package."""
+
+    rules = RULES | {"strong_sum": RULES["delta"]._replace(operation=strong_sum)}
+    step = Causal.step  # the fast one is for operations of the package
 
 
 @dataclass(frozen=True)
@@ -63,54 +75,15 @@ class PairConfig:
     seed: int = 1337  # Seed of the initial weights and of all texts.
 
 
-class StrengthSum(FastWeightAttention):
-    r"""The sum rule with a write strength: $W + \beta\, v \otimes k$.
-
-    All of the delta rule but its correction. Adding $\beta v$ is enough,
-    so this layer shares every line of the ordinary sum rule.
-    """
-
-    step = Causal.step  # by way of `_mix`
-
-    def _apply_rule(
-        self,
-        x: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: Any,
-        fading: Tensor | None = None,
-        **options: Any,
-    ) -> tuple[Tensor, Any]:
-        """Add the values times their strengths."""
-        options |= {"normalize": False, "state": state}
-        v = self.gates["beta"](x, k)[..., None] * v
-        return with_state(ops.sum_rule(q, k, v, **options))
-
-
-#: What both layers of the pair are given.
-MATCHED: dict[str, Any] = {
-    "feature_map": Identity(),
-    "key_norm": "l2",
-    "normalize": False,
-}
-LAYERS = {"sum": StrengthSum, "delta": FastWeightAttention}
-
-
 def pair_model(config: PairConfig) -> LanguageModel:
     """Build an untrained model; those of both rules begin with the same weights."""
-    layer = LAYERS[config.rule]
-    mixer = Mixer(
-        lambda s: layer(s.d_model, s.heads, conv_size=config.conv_size, **MATCHED)
-    )
+    rule = {"sum": "strong_sum", "delta": "delta"}[config.rule]
+    options = {"key_norm": "l2", "normalize": False, "conv_size": config.conv_size}
+    mixer = Mixer(lambda s: Layer(s.d_model, s.heads, Identity(), rule, **options))
     sizes = config.layers, config.heads, config.d_model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        model = LanguageModel(len(WORDS), mixer, *sizes, d_ff=config.d_ff)
-    if config.rule == "sum":
-        twin = pair_model(replace(config, rule="delta"))
-        model.load_state_dict(twin.state_dict())
-    return model
+        return LanguageModel(len(WORDS), mixer, *sizes, d_ff=config.d_ff)
 
 
 def texts(config: PairConfig, batch: int, seed: int) -> Moves:
@@ -119,15 +92,11 @@ def texts(config: PairConfig, batch: int, seed: int) -> Moves:
 
 
 @torch.no_grad()
-def score(model: LanguageModel, asked: Moves) -> list[float]:
-    """Ask a model the questions of some texts.
-
-    - Returns the shares of right answers: for places that were given once, and for
-      people who have moved.
-    """
+def score(model: LanguageModel, asked: Moves) -> dict[str, float]:
+    """Return the shares of right answers: where people are who moved, or did not."""
     right = model(asked.tokens).argmax(-1) == asked.labels
-    kinds = asked.moved == 0, asked.moved > 0
-    return [round(right[kind].float().mean().item(), 4) for kind in kinds]
+    kinds = {"given once": asked.moved == 0, "changed": asked.moved > 0}
+    return {k: round(right[of].float().mean().item(), 4) for k, of in kinds.items()}
 
 
 def train_pair(config: PairConfig, model: LanguageModel) -> list[list[float]]:
@@ -138,12 +107,8 @@ def train_pair(config: PairConfig, model: LanguageModel) -> list[list[float]]:
     rng, unseen = random.Random(config.seed), texts(config, 300, config.seed + 1)
     curve: list[list[float]] = []
 
-    def draw(step: int) -> tuple[Tensor, Tensor]:
-        made = moves(config.batch, config.sentences, config.people, rng)
-        return made.tokens, made.labels
-
     def evaluate(step: int) -> float:
-        curve.append([step, *score(model, unseen)])
+        curve.append([step, *score(model, unseen).values()])
         print(*curve[-1], flush=True)
         return curve[-1][-1]
 
@@ -152,7 +117,11 @@ def train_pair(config: PairConfig, model: LanguageModel) -> list[list[float]]:
         return rise * 0.5 * (1 + math.cos(math.pi * step / config.steps))
 
     fit(
-        *(model, draw, answer_loss, config.steps, config.lr),
+        model,
+        lambda step: moves(config.batch, config.sentences, config.people, rng)[:2],
+        answer_loss,
+        config.steps,
+        config.lr,
         optimizer=partial(torch.optim.AdamW, betas=(0.9, 0.99), weight_decay=0.01),
         schedule=lambda optimizer, *_: LambdaLR(optimizer, rate),
         clip=config.clip,
@@ -162,56 +131,30 @@ def train_pair(config: PairConfig, model: LanguageModel) -> list[list[float]]:
     return curve
 
 
-def pair_result(config: PairConfig, path: Path) -> dict[str, Any]:
-    """Train one model of the pair, and write its weights for the site.
-
-    - `path`: of the file of weights.
-    - Returns the result as plain values, without its provenance. The
-      final scores are those of the weights as written, in float16.
-    """
-    model, begin = pair_model(config), time.perf_counter()
+def main(config: PairConfig) -> None:
+    """Write weights and result into runs/pair-RULE; final scores are in float16."""
+    out, model = Path("runs", f"pair-{config.rule}"), pair_model(config)
     curve = train_pair(config, model)
-    seconds = time.perf_counter() - begin
-    about = {
+    about: dict[str, Any] = {
         "mixer": config.rule,
         **{n: getattr(config, n) for n in ("layers", "heads", "d_model", "conv_size")},
-        "feature_map": "unit",
-        "strength": True,
-        "normalize": MATCHED["normalize"],
-        "names": NAMES,
-        "places": PLACES,
-        "words": WORDS,
+        **{"feature_map": "unit", "strength": True, "normalize": False},
+        **{"names": NAMES, "places": PLACES, "words": WORDS},
     }
-    size = write_web(path, model, about)
-    for parameter in model.parameters():
-        parameter.data = parameter.data.half().float()
+    size = write_web(out / f"{config.rule}.safetensors", model, about)
+    model.half().float()
     asked = texts(config, config.eval_texts, config.seed + 2)
-    kinds = "given once", "changed"
-    numbers = int((asked.moved == 0).sum()), int((asked.moved > 0).sum())
-    return {
+    result = {
         "config": asdict(config),
-        "feature_map": "identity",
-        "key_norm": MATCHED["key_norm"],
-        "normalize": MATCHED["normalize"],
         "parameters": model.num_parameters(),
         "state_size": model.state_size(0),
-        "columns": ["step", *kinds],
+        "columns": ["step", "given once", "changed"],
         "curve": curve,
-        "questions": dict(zip(kinds, numbers, strict=True)),
-        "right": dict(zip(kinds, score(model, asked), strict=True)),
+        "right": score(model, asked),
         "bytes": size,
-        "seconds": round(seconds, 1),
     }
-
-
-def main(config: PairConfig) -> None:
-    """Write the weights and the result into runs/pair-RULE."""
-    out = Path("runs", f"pair-{config.rule}")
-    weights, about = out / f"{config.rule}.safetensors", out / "result.json"
-    for path in (weights, about):
-        destination(path)
     command = shlex.join(["python", "docs/tools/pair.py", *sys.argv[1:]])
-    write_json(about, pair_result(config, weights) | provenance(command))
+    write_json(out / "result.json", result | provenance(command))
     print(out)
 
 

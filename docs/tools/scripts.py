@@ -9,7 +9,7 @@ tsc checks the types of the modules of docs/figures that begin with // @ts-check
 import subprocess
 import sys
 
-from npm import CACHE, DOCS, fetch, program
+from npm import DOCS, MODULES, fetch, program
 
 CHECKS = {
     "oxlint": ["--deny-warnings", "-c", ".oxlintrc.json", "figures", "scripts"],
@@ -19,7 +19,7 @@ CHECKS = {
 
 def main() -> None:
     fetch(tools=True)
-    node, folder = program("node"), CACHE / "node_modules" / ".bin"
+    node, folder = program("node"), MODULES / ".bin"
     codes = [
         subprocess.run([*node, folder / name, *options], cwd=DOCS).returncode
         for name, options in CHECKS.items()

@@ -67,7 +67,7 @@ def key(op: Any, size: dict[str, int]) -> str:
 
 
 def peer(name: str) -> Callable[..., Tensor] | None:
-    """Return what computes an operation in flash-linear-attention, None if nothing does.
+    """Return the function of flash-linear-attention for an operation, or None.
 
     It takes the tensors of our operation; by default it scales queries, and its decays
     are logarithms: one of 0 is raised to 1e-11.
@@ -101,7 +101,7 @@ def peer(name: str) -> Callable[..., Tensor] | None:
 
 
 def piece(op: Any, tensors: list[Tensor]) -> list[Tensor]:
-    """Return an independent part, for which the naive loop has room.
+    """Return an independent part of a problem that is small enough for the naive loop.
 
     That is the first head, or channel, of the first sequence; of a feedback stack, the
     first sequence.
@@ -127,7 +127,7 @@ def dimensions(op: Any) -> list[tuple[str, ...]]:
 
 
 def compared(op: Any, results: list[Tensor]) -> list[Tensor]:
-    """Return what depends on the piece alone: the output, and gradients of sequences."""
+    """Return the results that depend only on the piece: outputs and their gradients."""
     y, *gradients = results
     alone = sum("batch" in dims for dims in dimensions(op))
     return [*piece(op, [y]), *piece(op, gradients)[:alone]]
@@ -172,7 +172,7 @@ def reference(op: Any, given: Problem) -> list[Tensor]:
 
 
 def in_memory_of_nan(call: Callable[[], Any]) -> Any:
-    """Call with new memory that holds NaN: what a kernel does not write shows."""
+    """Call a function with new memory full of NaN, to find entries never written."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         with warnings.catch_warnings():
@@ -197,7 +197,7 @@ def on_gpu(call: Callable[[], Any]) -> tuple[float, float]:
 
 
 def verdict(rows: list[Row]) -> tuple[bool, str]:
-    """Say whether our kernels are right; what one refuses is neither right nor wrong."""
+    """Summarise which of our kernels are right; refused cases do not count."""
     ours = {row["case"]: row for row in rows if row["side"] == "triton"}
     bad = {case: why for case, row in ours.items() if (why := wrong(row))}
     checked = [row for row in ours.values() if any(row["errors"].values())]
@@ -217,14 +217,14 @@ def verdict(rows: list[Row]) -> tuple[bool, str]:
 
 
 def wrong(row: Row) -> list[str]:
-    """Return what is wrong with a row, in words."""
+    """Describe the errors of a row in words."""
     errors = {dtype: error for dtype, error in row["errors"].items() if error}
     beyond = [f"{d} {e:.1e}" for d, e in errors.items() if not e <= LIMITS[d]]
     return [row["reason"]] if row["reason"] else beyond
 
 
 def main(out: Path | None, command: str) -> bool:
-    """Check, measure, print and write; return whether all is right.
+    """Check, measure, print and save all rows; return True if all are right.
 
     - `out`: the JSON file; None = gpu-CARD.json, in docs/results in the repository. If it
       has rows of the same card and versions, they are not measured again.

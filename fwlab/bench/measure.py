@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
@@ -58,6 +60,23 @@ def peak_mib(call: Callable[[], object]) -> float:
         used += change.nbytes()
         highest = max(highest, used)
     return round(highest / 2**20, 2)
+
+
+def saved_bytes(call: Callable[..., object], *given: Any) -> int:
+    """Count the bytes that autograd saves in `call(*given)`, each storage once."""
+    saved: list[Tensor] = []
+
+    def pack(x: Tensor) -> int:
+        # Not the tensor itself: a node that keeps its own output would
+        # keep itself, for good.
+        saved.append(x.detach())
+        return len(saved) - 1
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, saved.__getitem__):
+        alive = call(*given)
+    del alive
+    memories = {x.untyped_storage().data_ptr(): x.untyped_storage() for x in saved}
+    return sum(memory.nbytes() for memory in memories.values())
 
 
 def operator_calls(call: Callable[[], object]) -> int:

@@ -116,7 +116,7 @@ def new_model(mixer: str, time: int = BLOCK, d_ff: int | None = None) -> Languag
 
 
 class TrainingStep:
-    """A model, a batch and an optimiser. A call trains, and returns the loss."""
+    """A model, a batch and an optimiser; a call takes a training step."""
 
     def __init__(self, make: Callable[[], nn.Module], time: int = BLOCK):
         torch.manual_seed(0)

@@ -20,7 +20,7 @@ SIZES = {"batch": 4, "heads": 4, "steps": 2, "layers": 1, "window": 32}
 
 
 class Problem(NamedTuple):
-    """Hold what is computed, forward and backward.
+    """Hold the forward and backward pass of a benchmark.
 
     - `call`: takes `inputs` and `implementation`.
     - `inputs`: leaves with gradients.

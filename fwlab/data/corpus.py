@@ -225,8 +225,8 @@ def _file(path: Path) -> str:
 
 
 def _folder(folder: Path) -> Text:
-    """Return the files of a folder and of those inside it, each a document."""
-    # A name with a dot hides what is not text, such as the files of git.
+    """Return all files below a folder, each as one document."""
+    # Skip hidden files, such as those of git.
     names = (path.relative_to(folder).parts for path in folder.rglob("*"))
     shown = sorted(
         parts for parts in names if not any(p.startswith(".") for p in parts)
@@ -249,7 +249,7 @@ def _folder(folder: Path) -> Text:
 
 
 def _read(path: Path) -> tuple[str, str]:
-    """Return the text of a file, and why it is no text; "" = it is."""
+    """Return the text of a file, and the reason if it is no text, else ""."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe may keep its reader waiting
             raise CorpusError(

@@ -64,7 +64,7 @@ def programs(
     rng: random.Random,
     clauses: bool = False,
 ) -> Programs:
-    """Draw programs of the algorithmic task of Fan et al. 2020, and what they print.
+    """Draw programs of the algorithmic task of Fan et al. 2020, with their output.
 
     A variable is set once, to a value from 1 to 10, and then goes up and
     down by 1 within this range. A statement may have a condition, which
@@ -176,7 +176,7 @@ def _statement(
 
 
 def _limit(name: str, values: dict[str, int], rng: random.Random) -> str:
-    """Draw what a variable is compared with: another variable, or a constant."""
+    """Draw the right side of a comparison: another variable, or a constant."""
     others = [other for other in values if other != name]
     return (
         rng.choice(others) if others and rng.random() < 0.5 else str(rng.choice(VALUES))
@@ -234,7 +234,7 @@ def execute(tokens: Sequence[str], conditions: bool | None = None) -> list[int |
 
 
 def test_rng(seed: int) -> random.Random:
-    """Seed the programs of a test, which no training with a small seed sees.
+    """Return a generator for test programs that differ from those of small seeds.
 
     - `seed`: from 0 to 999, as of the training; a negative one would not do, since
       Python takes its absolute value.

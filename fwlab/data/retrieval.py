@@ -80,7 +80,7 @@ def _last_values(keys: Tensor, values: Tensor, symbols: int) -> Tensor:
 
 
 def loss(found: Tensor, wanted: Tensor) -> Tensor:
-    """Half the squared error against one-hot values, mean over queries.
+    """Return half the squared error against one-hot values, mean over queries.
 
     Finding nothing costs 0.5.
     """

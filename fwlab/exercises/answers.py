@@ -1,4 +1,4 @@
-"""Ask an answer: call it, compare what it returns, and say what is wrong with it."""
+"""Call a learner's function, compare its result, and report what is wrong."""
 
 import inspect
 import linecache
@@ -24,12 +24,12 @@ CUT = "Is there a detach() or a no_grad() on its way to the result?"
 
 
 class Wrong(Exception):
-    """Say to the learner, in one sentence, why an answer is not right yet."""
+    """Raise this with one sentence for the learner that says why an answer is wrong."""
 
 
 @dataclass
 class Call:
-    """A call of an answer: its arguments, and what came out.
+    """Hold the arguments and the result of one call to the learner's function.
 
     - `arguments`: by name, in order.
     - `result`: its tensors, or its number as one; None = it raised an
@@ -40,7 +40,7 @@ class Call:
     result: tuple[Tensor, ...] | None
 
 
-#: All calls of an answer while it is checked.
+#: All calls of an answer during a check.
 calls: ContextVar[list[Call] | None] = ContextVar("calls", default=None)
 
 
@@ -100,7 +100,7 @@ def orthonormal(generator: Generator, width: int) -> Tensor:
 
 
 def copied(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return copies of what an answer could change, and everything else as it is."""
+    """Copy the arguments that an answer could change in place."""
     copies = dict(arguments)
     for name, thing in arguments.items():
         if _is(thing):
@@ -111,7 +111,7 @@ def copied(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tensors(result: Any) -> tuple[Tensor, ...] | None:
-    """Convert what an answer returned to tensors; None = it is nothing of the kind."""
+    """Convert the result of an answer to tensors; None if that is impossible."""
     if isinstance(result, Real):  # also those of NumPy
         result = torch.tensor(float(result), dtype=torch.float64)
     parts = tuple(result) if isinstance(result, tuple | list) else (result,)
@@ -220,7 +220,7 @@ def smallest(
     differ: Callable[[dict[str, Any]], bool],
     tries: int = 40,
 ) -> dict[str, Any] | None:
-    """Search small arguments on which an answer is wrong, to calculate with by head.
+    """Search the smallest arguments for which an answer is wrong.
 
     - `draw`: draws arguments with a seed. Tensors of floats are cut to one entry along
       each dimension, then to two along dimensions of one size, then along all; and they
@@ -251,7 +251,7 @@ def smallest(
 
 
 def _easy(drawn: list[Any]) -> list[float]:
-    """Numbers that are easy to calculate with, and of the kind of those that are drawn."""
+    """Return simple numbers that resemble the drawn ones."""
     if not _is(drawn[0]) or not drawn[0].is_floating_point():
         return []
     every = torch.cat([x.flatten() for x in drawn])
@@ -287,7 +287,7 @@ def _effort(x: Any) -> float:
 
 
 def shown(x: Any) -> str:
-    """Numbers as one writes them: a tensor of one number as the number."""
+    """Format numbers; a tensor with one entry is shown as a number."""
     if not _is(x):
         return repr(x)
     x = x.detach().squeeze()
@@ -310,7 +310,7 @@ def where(answer: Answer, frames: "list[tuple[str, int, dict[str, Any]]]") -> st
 
 
 def raised(answer: Answer, error: BaseException) -> str:
-    """Say what an answer raised, and where."""
+    """Describe the exception of an answer and its line."""
     frames = [
         (frame.f_code.co_filename, line, frame.f_globals)
         for frame, line in traceback.walk_tb(error.__traceback__)

@@ -17,7 +17,7 @@ FUNCTIONS = {
     )
 }
 TAKES = {"outer": 2, "maximum": 2, "minimum": 2, "where": 3}  # the others take one
-#: What else a text may be made of: it may run, since it reaches nothing else.
+#: Further syntax that a text may have; it is safe to run, because it reaches no names.
 ALLOWED = (
     *(ast.Return, ast.Assign, ast.AugAssign, ast.Call, ast.Name, ast.expr_context),
     *(ast.Constant, ast.BinOp, ast.UnaryOp, ast.UAdd, ast.USub, ast.Add, ast.Sub),
@@ -77,7 +77,7 @@ def compiled(text: str) -> tuple[Callable[..., Tensor], list[str]]:
 
 
 def _refused(node: Any, parent: Any, known: set[str]) -> str:
-    """Say why the language does not have a part of a text; "" = it does."""
+    """Return why the language does not allow a part of a text; "" = it does."""
     name = getattr(node, "id", None)
     if isinstance(node, ast.operator) and not isinstance(node, ALLOWED):
         both = ast.BinOp(ast.Name("a"), node, ast.Name("b"))

@@ -45,7 +45,7 @@ listener: Callable[[str, str], object] | None = None
 
 
 def check(answer: Any, name: str | None = None) -> bool:
-    """Check an answer, and print what is right and the first mistake.
+    """Check an answer, and print its right properties and the first wrong one.
 
     - `answer`: the function itself.
     - `name`: the exercise; None = the name of the function.
@@ -177,7 +177,7 @@ def solution(name: Any) -> None:
 
 
 def yours_or(answer: Any, name: str | None = None) -> Callable[..., Any]:
-    """Your function if it is right, else fwlab's; prints which of them.
+    """Return your function if it is right, else fwlab's, and print which.
 
     - `answer`, `name`: as for `check`. A wrong answer never raises an error.
     - Returns a function to use from here on.
@@ -249,7 +249,7 @@ def lines_of(function: Any) -> int:
 
 
 class _Verdict(NamedTuple):
-    """The sentence of a property, and what is wrong; "" = nothing.
+    """Hold the sentence of a property and the error; "" = no error.
 
     - `misconception`, `case`: what is wrong with a well-known mistake, if it is one;
       or else the smallest numbers that show it.
@@ -267,12 +267,12 @@ class _Verdict(NamedTuple):
 
     @property
     def why(self) -> str:
-        """Explain what is wrong, if something is."""
+        """Return the explanation of the error, if there is one."""
         return " ".join(filter(None, (f"{self.sentence}?", *self.lines)))
 
 
 def _heard(exercise: Exercise, answer: Answer) -> Iterator[_Verdict]:
-    """Yield the verdicts, and tell the listener their outcome."""
+    """Yield the verdicts, and report the outcome to the listener."""
     exercise.compile()  # or its author would never see what is faulty
     why = "its check was stopped"  # unless we get further
     try:
@@ -289,7 +289,7 @@ def _heard(exercise: Exercise, answer: Answer) -> Iterator[_Verdict]:
 
 
 def _ours(exercise: Exercise, answer: Answer) -> bool:
-    """Say whether an answer is a function of the package."""
+    """Return True if an answer is a function of the package."""
     module = getattr(answer, "__module__", None) or ""
     return answer is exercise.reference or module.partition(".")[0] == "fwlab"
 
@@ -410,7 +410,7 @@ def _recognise(
 
 
 def _varied(some: list[Call]) -> bool:
-    """Tell whether the results have several numbers: on one, many mistakes agree."""
+    """Return True if results have several values; one can be right by chance."""
     results = [x for call in some for x in call.result or ()]
     if any(x.layout != torch.strided or x.is_meta for x in results):
         return True  # no numbers that can be seen
@@ -418,7 +418,7 @@ def _varied(some: list[Call]) -> bool:
 
 
 def _far(exercise: Exercise, asked: list[Call], function: Answer) -> float:
-    """Measure how far an answer is from a function, where it is 1 from what is right."""
+    """Return the distance of an answer from a function, over that from the solution."""
     from_function = from_right = 0.0
     for call in asked:
         results = (
@@ -445,7 +445,7 @@ LONGEST = 200
 
 
 def _counterexample(exercise: Exercise, answer: Answer) -> str:
-    """Small arguments on which an answer is wrong, with its result; "" = none found."""
+    """Describe small arguments for which an answer is wrong; "" = none found."""
     draw = exercise.example
     if draw is None or exercise.open or exercise.matters:
         return ""  # other results are right, too
@@ -550,7 +550,7 @@ def _compared(
 
 
 def _explained(answer: Answer, arguments: dict[str, Any]) -> Any:
-    """Return what `_outcome` does, but turn an error into `Wrong`, which says its place."""
+    """Call `_outcome`, and turn an exception into `Wrong` with its line."""
     try:
         return _outcome(answer, arguments, catch=False)
     except BaseException as error:
@@ -575,7 +575,7 @@ def _same(a: tuple[Tensor, ...] | None, b: tuple[Tensor, ...] | None) -> bool:
 
 
 def _kind(x: Tensor) -> tuple[Any, ...]:
-    """Return what two results need to have in common to be compared."""
+    """Return the types and shapes that two results must share to be compared."""
     return x.shape, x.layout, x.device, x.is_complex()
 
 
@@ -587,7 +587,7 @@ def _stop(thread: threading.Thread, answer: Answer) -> str:
         frame = frame.f_back
     place = where(answer, frames[::-1])
     end = time.monotonic() + 1
-    # An answer may catch it, so ask more than once.
+    # An answer may catch the exception, so raise it more than once.
     while thread.is_alive() and time.monotonic() < end:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(
             ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)
@@ -597,7 +597,7 @@ def _stop(thread: threading.Thread, answer: Answer) -> str:
 
 
 def _debugged() -> bool:
-    """Say whether a debugger may be at a breakpoint."""
+    """Return True if a debugger may be at a breakpoint."""
     monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
     return sys.gettrace() is not None or bool(
         monitoring and monitoring.get_tool(monitoring.DEBUGGER_ID)
@@ -610,7 +610,7 @@ def _as_matrix(x: Tensor) -> Tensor:
 
 
 def _asked(name: Any) -> Exercise | Question | None:
-    """Find what has this name; print what there is if nothing has."""
+    """Look up an exercise by name; print the known names if there is none."""
     if isinstance(name, str) and name in DERIVATIONS | QUESTIONS:
         return (DERIVATIONS | QUESTIONS)[name]
     exercise, complaint = _find(name)

@@ -26,7 +26,7 @@ PASSED = (
     *("PATH", "LANG", "LC_ALL", "TZ", "OMP_NUM_THREADS"),
     *("LD_LIBRARY_PATH", "SYSTEMROOT"),
 )
-#: What bubblewrap shows of the file system, beside Python and its packages.
+#: Folders that are visible under bubblewrap, beside Python and its packages.
 SEEN = ("/usr", "/bin", "/lib", "/lib64", "/opt", "/nix", "/etc/alternatives")
 #: The largest size of a notebook, in bytes.
 LARGE = 2**26
@@ -37,7 +37,7 @@ VERDICT = "application/vnd.fwlab.verdict+json"
 
 
 class Submission(NamedTuple):
-    """The notebook that a learner hands in, as `read` finds it.
+    """Hold a submitted notebook, as `read` returns it.
 
     - `notebook`: its path.
     - `cells`: the source of each code cell.
@@ -53,7 +53,7 @@ class Submission(NamedTuple):
 
 
 def read(notebook: Path) -> Submission:
-    """Read what a learner hands in. What is no notebook says why."""
+    """Read a submitted notebook; a file that is none gets the reason."""
     got = "no file"
     errors = (OSError, ValueError, LookupError, TypeError, AttributeError)
     with suppress(*errors, RecursionError):
@@ -166,13 +166,13 @@ def report(graded: dict[str, Any]) -> str:
         lines.append(f"not finished: {graded['ended']}")
     if not graded["listed"]:
         lines.append("it lists no exercises; these are the ones it checks")
-    # Without what a terminal might obey.
+    # Remove control characters, which a terminal might obey.
     printed = ("".join(c if c.isprintable() else " " for c in line) for line in lines)
     return "\n".join(printed)
 
 
 def caution() -> str:
-    """Say what nothing protects from notebooks on this machine; "" = bubblewrap does."""
+    """Return a warning of what graded notebooks can reach here; "" with bubblewrap."""
     return (
         ""
         if _bubblewrap()
@@ -203,7 +203,7 @@ def _run(
 
     class Client(NotebookClient):
         def output(self, outs: Any, message: Any, *place: Any) -> None:
-            """Receive what a cell shows; only the verdicts matter."""
+            """Receive the output of a cell, and keep its verdicts."""
             match message["content"].get("data", {}).get(VERDICT):
                 case {"name": str(name), "why": str(why)}:  # not what a notebook forged
                     verdicts.append((name, why))
@@ -271,10 +271,10 @@ def _run(
 
 
 def prepare(own: tuple[str, str] | None, gib: float) -> None:
-    """Make a kernel say what `check` finds there, and limit its memory."""
+    """Set up a kernel to report verdicts of `check`, and limit its memory."""
     from IPython import get_ipython
 
-    # It gets through also where a cell captures its output.
+    # This output arrives also if a cell captures its own.
     publish = get_ipython().display_pub.publish
     checking.listener = lambda name, why: publish({VERDICT: {"name": name, "why": why}})
     if own:
@@ -288,7 +288,7 @@ def prepare(own: tuple[str, str] | None, gib: float) -> None:
 
 
 def _kill(kernel: "subprocess.Popen[bytes]") -> None:
-    """End a kernel and what it has started."""
+    """Kill a kernel and its child processes."""
     with suppress(ProcessLookupError, PermissionError):
         if hasattr(os, "killpg"):
             os.killpg(kernel.pid, signal.SIGKILL)
@@ -306,7 +306,7 @@ def _bubblewrap() -> tuple[str, ...]:
     python = (sys.prefix, sys.base_prefix, Path(sys.executable).resolve().parents[1])
     seen = map(str, (*SEEN, *python, *_path()[1:], Path(__file__).parents[1]))
     command = (
-        # What interrupts a cell should not end bwrap.
+        # The signal that interrupts a cell must not end bwrap.
         *("env", "--ignore-signal=INT"),
         *("bwrap", "--unshare-all", "--die-with-parent", "--cap-drop", "ALL"),
         *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"),

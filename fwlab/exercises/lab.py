@@ -1,4 +1,4 @@
-"""Keep what a reader wrote in `my_lab.py` beside the notebooks, for later notebooks."""
+"""Save a reader's right answers in `my_lab.py`, for later notebooks."""
 
 import ast
 import inspect
@@ -63,7 +63,7 @@ def keep(name: str, answer: Callable[..., Any]) -> str:
 
 
 def shelf(folder: Path) -> list[str]:
-    """List the functions that are kept in a folder, or in `notebooks` inside it."""
+    """List the saved functions of a folder, or of `notebooks` inside it."""
     for file in (_place(), folder / FILE, folder / "notebooks" / FILE):
         if file is not None and file.is_file():
             return MARK.findall(file.read_text("utf-8", errors="replace"))
@@ -110,7 +110,7 @@ def _globals(table: symtable.SymbolTable) -> set[str]:
 
 
 def _source(function: Any, parts: dict[str, str], others: dict[str, Any]) -> str:
-    """Return the source of a function, and put what it uses into `parts`, by name.
+    """Return the source of a function, and add its dependencies to `parts`, by name.
 
     Raises `NameError` for what cannot be written down. `others` defines the rest.
     """

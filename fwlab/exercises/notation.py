@@ -44,7 +44,7 @@ class Property:
 
     @cached_property
     def holds(self) -> Holds:
-        """Takes answer, solution and a seeded generator; raises `Wrong` if it fails."""
+        """Check an answer with a seeded generator; raise `Wrong` if it fails."""
         scope, expected = self.solution.__globals__, None
         try:
             if self.right:
@@ -122,7 +122,7 @@ class Exercise:
 
     @property
     def misconceptions(self) -> list[tuple[str, "Misconception"]]:
-        """Return the functions that many write instead, each after what is wrong with it."""
+        """Return the common wrong functions, each with its explanation."""
         return [
             (text, function)
             for each in self.properties
@@ -148,7 +148,7 @@ def exercise(
     start: str = "",
     open: bool = False,
 ) -> Callable[[Answer], Answer]:
-    """Make an exercise of the solution below, which goes into `EXERCISES`.
+    """Register the decorated solution as an exercise in `EXERCISES`.
 
     - `draw`: draws the arguments of its checks.
     - `returns`: names of the results, if there are several.
@@ -282,7 +282,7 @@ def bare(function: Answer) -> str:
 
 
 def printed(exercise: Exercise) -> str:
-    """Return the solution with its imports, and with the solutions that it calls."""
+    """Return the solution with its imports, and with the functions that it calls."""
     imports: dict[str, None] = {}
     functions: list[str] = []
     found = [exercise.reference]
@@ -290,8 +290,12 @@ def printed(exercise: Exercise) -> str:
         nodes = ast.walk(ast.parse(bare(each)))
         used = {node.id for node in nodes if isinstance(node, ast.Name)}
         functions.append(bare(each))
-        for name in used & EXERCISES.keys() - {f.__name__ for f in found}:
-            found.append(EXERCISES[name].reference)
+        for name in sorted(used - {f.__name__ for f in found}):
+            helper: Any = vars(sys.modules[each.__module__]).get(name)
+            if name in EXERCISES:
+                found.append(EXERCISES[name].reference)
+            elif getattr(helper, "__module__", "") == each.__module__:
+                found.append(helper)
         source = ""
         with suppress(OSError, TypeError):  # a cell of a notebook
             source = inspect.getsource(sys.modules[each.__module__])
@@ -327,7 +331,7 @@ def _items(function: Answer) -> list[tuple[str, str, list[str]]]:
 
 
 def _draws_alone(draw: Draw | None) -> bool:
-    """Tell whether a function draws with a generator and nothing else."""
+    """Return True if a function takes only a generator."""
     if draw is None:
         return False
     _, *others = inspect.signature(draw).parameters.values()
@@ -361,7 +365,7 @@ def _edited(function: Answer, line: str, source: str, edits: str) -> str:
 
 
 def _defined(name: str, source: str, beside: Answer) -> Answer:
-    """Compile the function of this name from a source that stands beside another."""
+    """Compile the function of this name from a source that calls another function."""
     scope = dict(beside.__globals__)
     exec(compile(source, f"<{name}, changed>", "exec"), scope)
     defined: Answer = scope[name]

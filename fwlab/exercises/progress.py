@@ -1,4 +1,4 @@
-"""Remember what a reader has done, in the folder of the course."""
+"""Store a reader's progress in the folder of the course."""
 
 import json
 import os
@@ -11,29 +11,43 @@ from fwlab.files import write_json
 
 #: The file, beside the notebooks.
 FILE = "fwlab_progress.json"
+#: The field of the file with the probabilities that a reader has given.
+SURE = "sure"
 _session: dict[str, bool] = {}
+_sure: dict[str, float] = {}
 
 
-def note(name: str, right: bool) -> None:
+def note(name: str, right: bool, sure: float | None = None) -> None:
     """Remember a right answer, or how the first prediction came out.
 
     - `name`: of an exercise, a question or a derivation.
     - `right`: later answers do not change it.
+    - `sure`: the probability that the reader gave the prediction, if any.
     """
+    if name not in done() and sure is not None:
+        _sure[name] = sure
     _session.setdefault(name, right)
     if (file := place()) is not None:
         with suppress(OSError):  # a folder that cannot be written to
-            write_json(file, done())
+            write_json(file, done() | ({SURE: given()} if given() else {}))
 
 
 def done() -> dict[str, bool]:
-    """Return what was right and what was not, by name, in this session and before."""
+    """Return by name which answers were right, in this session and before."""
     file = place()
     return _session | (read(file) if file else {})
 
 
+def given() -> dict[str, float]:
+    """Return the probability that the reader has given each first prediction."""
+    file = place()
+    kept = (_content(file).get(SURE) if file else None) or {}
+    known = kept.items() if isinstance(kept, dict) else ()
+    return _sure | {name: x for name, x in known if isinstance(x, float)}
+
+
 def place() -> Path | None:
-    """Return where this session remembers; None = only until it ends.
+    """Return the file that stores progress; None = progress is lost with the session.
 
     It is the folder of a notebook that somebody works in: not one of a test or
     of continuous integration. The environment variable `FWLAB_PROGRESS` names
@@ -48,19 +62,23 @@ def place() -> Path | None:
 
 
 def found(folder: Path) -> dict[str, bool]:
-    """Read what is remembered in a folder, or in the folder of notebooks inside it."""
+    """Read the progress stored in a folder, or in `notebooks` inside it."""
     files = (place(), folder / FILE, folder / "notebooks" / FILE)
     return next((read(file) for file in files if file and file.is_file()), {})
 
 
 def read(file: Path) -> dict[str, bool]:
-    """Read what a file remembers; nothing if it cannot be read."""
+    """Read the progress in a file; empty if the file cannot be read."""
+    known = _content(file).items()
+    return {name: right for name, right in known if isinstance(right, bool)}
+
+
+def _content(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_bytes())
     except (OSError, ValueError):
         return {}
-    known = content.items() if isinstance(content, dict) else ()
-    return {name: right for name, right in known if isinstance(right, bool)}
+    return content if isinstance(content, dict) else {}
 
 
 def overview(known: dict[str, bool]) -> str:

@@ -53,7 +53,7 @@ class Checks:
     expected: Answer | None = None
 
     def shape(self, *sizes: Any, draw: Draw | None = None) -> Holds:
-        """Check that it returns what the reference does: equal shapes, or a number."""
+        """Check that an answer returns the shape and dtype of the solution."""
 
         def holds(answer: Answer, reference: Answer, generator: Generator) -> None:
             for inputs, _ in _cases(draw or self.draw, sizes, generator):
@@ -69,7 +69,7 @@ class Checks:
         only: Sequence[str] = (),
         **change: Callable[[Any], Any],
     ) -> Holds:
-        """Check that it agrees with the reference, or with the expected result.
+        """Check that an answer agrees with the solution, or with the expected result.
 
         - `of`: the part of the result that counts; None = all of it.
         - `only`: the names of those results that count; none = all of them.
@@ -129,7 +129,7 @@ class Checks:
         return holds
 
     def in_chunks(self, draw: Draw | None = None, time: int = 1024) -> Holds:
-        """Check that it does about as much work as the reference, for two chunk sizes.
+        """Check that an answer does about as much work as the solution, in two chunk sizes.
 
         - `draw`: takes a generator, a number of steps and a size of chunks; keys `k`
           and values `v` have to be wide.
@@ -161,7 +161,7 @@ PRODUCTS |= {"linalg_solve_triangular", "_linalg_solve_ex"}
 
 
 class Mode(TorchDispatchMode):
-    """Sees each operator, and does not load PyTorch's compiler, which takes a second."""
+    """Record each operator, without PyTorch's compiler, which takes a second to load."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -169,7 +169,7 @@ class Mode(TorchDispatchMode):
 
 
 class Work(Mode):
-    """Counts what PyTorch does meanwhile.
+    """Count PyTorch's operators, products and bytes in a `with` block.
 
     - `operators`: how many it calls.
     - `products`: how many numbers they make, where a sum of products of numbers
@@ -214,7 +214,7 @@ class Work(Mode):
 def _works_in_chunks(
     answer: Answer, reference: Answer, draw: Callable[[int], dict[str, Any]], time: int
 ) -> None:
-    """Raise `Wrong` unless an answer works in chunks; `draw` takes their size."""
+    """Raise `Wrong` unless an answer works in chunks, whose size `draw` takes."""
     more = []
     for chunk in (64, 32):
         inputs = draw(chunk)

@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from torch import Generator, Tensor
 
+from fwlab import plots
 from fwlab.exercises import progress
 from fwlab.exercises.answers import shown, smallest
 
@@ -98,7 +100,7 @@ class Question:
 
     @property
     def percent(self) -> bool:
-        """True if the answer is a number of percent."""
+        """Return True if the answer is in percent."""
         return bool(re.search("(in|many) percent", self.text))
 
     @property
@@ -132,7 +134,7 @@ def _question(name: str, notebook: str, table: dict[str, Any]) -> Question:
 
 
 def _all() -> dict[str, Question]:
-    """Collect what all notebooks ask. Raises `ValueError` if two use the same name."""
+    """Collect the questions of all notebooks; raise if two share a name."""
     every: dict[str, Question] = {}
     for file in sorted(Path(__file__).with_name("course").glob("*.toml")):
         for name, table in tomllib.loads(file.read_text("utf-8")).items():
@@ -158,7 +160,7 @@ def say(text: str) -> None:
 
 
 def check_formula(name: str, **blanks: Any) -> bool:
-    """Check the blanks of a derivation with random numbers, and say what is wrong.
+    """Check the blanks of a derivation with random numbers, and explain wrong ones.
 
     - `name`: the derivation.
     - `blanks`: for each letter a Python expression, in quotes: `a="beta * k"`.
@@ -202,7 +204,7 @@ def _print(derivation: Question) -> None:
 
 
 def _wrong(derivation: Question, letter: str, expression: Any) -> str:
-    """Say what is wrong with the expression in a blank; "" = nothing."""
+    """Return the error of the expression in a blank; "" = no error."""
     blank = derivation.blanks[letter]
     if str(expression).strip() in ("Ellipsis", "...", ""):
         return "still empty."
@@ -224,7 +226,7 @@ def _wrong(derivation: Question, letter: str, expression: Any) -> str:
 
 
 def _counterexample(derivation: Question, letter: str, expression: Any) -> str:
-    """Numbers for which an expression is wrong, as small as can be found."""
+    """Find the smallest numbers for which an expression is wrong."""
     truth = derivation.blanks[letter].truth
 
     def both(given: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -342,20 +344,32 @@ def _same(a: Tensor, b: Tensor) -> bool:
 # --- Predictions -------------------------------------------------------------
 
 _predicted: dict[str, float | str] = {}
+_sure: dict[str, float] = {}
 
 
-def predict(name: str, answer: Any = ...) -> None:
+def predict(name: str, answer: Any = ..., sure: Any = None) -> None:
     """Write down what you expect, before you run the cell that shows it.
 
     - `name`: the question.
     - `answer`: a number, or the letter or the text of a choice, in quotes;
       `...` = only print the question.
+    - `sure`: the probability that it is right, from 0 to 1, for `predictions`.
     """
+    _sure.pop(name, None)
+    if sure is not None:
+        value = -1.0
+        with suppress(ValueError, ZeroDivisionError):
+            value = _typed(str(sure))
+        if not 0 <= value <= 1:
+            given = textwrap.shorten(repr(sure), 60)
+            print(f"expected sure to be a number from 0 to 1, such as 0.8, got {given}")
+            return
+        _sure[name] = value
     _note(name, answer, "predict")
 
 
 def reveal(name: str, computed: Any = None) -> None:
-    """Print the answer to a question, and what a wrong prediction overlooks.
+    """Print the answer to a question, and explain a wrong prediction.
 
     - `name`: the question.
     - `computed`: what the notebook has found. If that is not the answer, both
@@ -375,7 +389,7 @@ def reveal(name: str, computed: Any = None) -> None:
         return
     answer = _predicted[name]
     right = is_right(question, answer) or (differs and _near(question, answer, found))
-    progress.note(name, right)
+    progress.note(name, right, _sure.get(name))
     if right:
         print(f"You predicted {_shown(answer)}: right.")
         return
@@ -400,10 +414,13 @@ def quiz(name: str, answer: Any = ...) -> None:
         reveal(name)
 
 
-def predictions() -> None:
-    """Print how many predictions were right, and what to look at again.
+def predictions() -> Figure | None:
+    """Print how many predictions were right, and which notebooks to look at again.
 
     The first answer to each question counts, in this session and in earlier ones.
+
+    - Returns the calibration curve: how often the reader was right, over how sure the
+      reader was; None before five predictions have `sure`.
     """
     judged = {n: right for n, right in progress.done().items() if n in QUESTIONS}
     print(f"{sum(judged.values())} of {len(judged)} predictions were right.")
@@ -417,10 +434,40 @@ def predictions() -> None:
         say(f"Look again at {notebook}: {', '.join(names)}.")
     if file := progress.place():
         print(f"Kept in {file}. To start again, delete it and restart the kernel.")
+    sure = {n: p for n, p in progress.given().items() if n in judged}
+    if len(sure) < 5:
+        if sure:
+            print(f"After {5 - len(sure)} more with sure= you see a curve.")
+        return None
+    mean = sum(sure.values()) / len(sure)
+    share = sum(judged[name] for name in sure) / len(sure)
+    say(
+        f"For {len(sure)} predictions you said how sure you were, {mean:.0%} on average; "
+        f"{share:.0%} of them were right. On the line you are right as often as you "
+        "expect; above it you may be surer. A number counts predictions."
+    )
+    return _calibration([(p, judged[n]) for n, p in sure.items()])
+
+
+def _calibration(answers: list[tuple[float, bool]]) -> Figure:
+    """Draw the share of right answers in five groups, by how sure the reader was."""
+    groups: dict[int, list[tuple[float, bool]]] = {}
+    for sure, right in answers:
+        groups.setdefault(min(int(5 * sure), 4), []).append((sure, right))
+    figure = Figure(figsize=(3.2, 2.8), layout="constrained")
+    ax = figure.subplots()
+    ax.plot([0, 1], [0, 1], color=plots.INK, linewidth=0.8)
+    for _, group in sorted(groups.items()):
+        x, y = (sum(each) / len(group) for each in zip(*group, strict=True))
+        ax.plot(x, y, "o", color=plots.FAST)
+        ax.annotate(f"  {len(group)}", (x, y), va="center")
+    ax.set(xlabel="how sure you were", ylabel="share that was right")
+    ax.set(xlim=(0, 1.1), ylim=(-0.05, 1.1))
+    return figure
 
 
 def is_right(question: Question, answer: Any) -> bool:
-    """Tell whether an answer is the right one, within the question's tolerance."""
+    """Return True if an answer is right, within the question's tolerance."""
     return _near(question, answer, question.truth)
 
 
@@ -439,17 +486,20 @@ def _note(name: str, answer: Any, call: str) -> None:
         say(question.text)
         for letter, choice in _letters(question).items():
             print(f"  {letter}) {choice}")
-        if question.choices:
-            print(f'Put a letter in place of the dots, as in {call}("{name}", "a").')
-        else:
-            print(f'Put a number in place of the dots after "{name}".')
+        place = (
+            f"Put a {'letter' if question.choices else 'number'} in place of the dots"
+        )
+        example = '"a"' if question.choices else "1.5"
+        sure = ", sure=0.8" if call == "predict" else ""
+        print(f'{place}, as in {call}("{name}", {example}{sure}).')
         return
     try:
         _predicted[name] = _read(question, answer)
     except ValueError as error:
         print(error)
     else:
-        print(f"Your prediction: {_shown(_predicted[name])}.")
+        sure = f", {_sure[name]:.0%} sure" if name in _sure else ""
+        print(f"Your prediction: {_shown(_predicted[name])}{sure}.")
 
 
 def _read(question: Question, answer: Any) -> float | str:
@@ -461,7 +511,7 @@ def _read(question: Question, answer: Any) -> float | str:
     if not question.choices:
         if isinstance(answer, str):
             with suppress(ValueError, ZeroDivisionError):
-                answer = _typed(question, answer)
+                answer = _typed(answer, question.percent)
         if isinstance(answer, bool) or not isinstance(answer, Real):
             raise ValueError(f"expected a number, got {given}")
         return float(answer)
@@ -474,16 +524,16 @@ def _read(question: Question, answer: Any) -> float | str:
     return choice
 
 
-def _typed(question: Question, text: str) -> float:
-    """Return a number as people write it: 1/20, or 76 %."""
+def _typed(text: str, percent: bool = False) -> float:
+    """Return a number as people write it: 1/20, or 76 %, which is 76 in percent."""
     plain = "".join(text.split()).replace("−", "-")
     above, _, below = plain.removesuffix("%").partition("/")
     value = float(above) / float(below or 1)
-    return value / 100 if plain.endswith("%") and not question.percent else value
+    return value / 100 if plain.endswith("%") and not percent else value
 
 
 def _tried(question: Question, computed: Any) -> float | str | None:
-    """Return what a notebook has found; where that is no answer, as text."""
+    """Return a notebook's value, as text if it is not a valid answer."""
     try:
         return None if computed is None else _read(question, computed)
     except ValueError:

@@ -53,7 +53,7 @@ class AFT(Causal):
         return self.to_out(y.flatten(-2) if y.dim() > x.dim() else y), state
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-        """Call the operation, and return what it returns."""
+        """Call the operation of this layer."""
         raise NotImplementedError
 
 
@@ -270,7 +270,7 @@ class AFTConv(AFT):
             self.to_k = nn.Linear(d_model, heads, bias=False)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-        """Attend with the kernel, the same at all positions (Eq. 6)."""
+        """Call the operation with the kernel, shared by all positions (Eq. 6)."""
         q, k, v = per_head(q, k, v, heads=self.heads)
         return ops.aft_conv(q, k, v, self.kernel(), **options)
 

@@ -114,7 +114,7 @@ class Block(Causal):
         return self._mix_channels(self._add(x, y, self.norm_mixer)), state
 
     def _mix_channels(self, x: Tensor) -> Tensor:
-        """Add what the MLP makes of its input."""
+        """Add the output of the MLP to its input."""
         h = x if self.post_norm else call(self.norm_mlp, x)
         if self.gate is None:
             wide = F.gelu(call(self.expand, h))
@@ -123,7 +123,7 @@ class Block(Causal):
         return self._add(x, call(self.contract, self._drop(wide)), self.norm_mlp)
 
     def _add(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
-        """Add what a part of the block has made, `y`, to its input."""
+        """Add the output `y` of a part of the block to its input, with dropout."""
         return x + self._drop(call(norm, y) if self.post_norm else y)
 
     def _drop(self, x: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ class Causal(nn.Module):
     one_token = "naive"
     #: The dimensions of an input.
     dims = "batch time d_model"
-    #: Where the linear layer is whose weights have the dtype and device of inputs.
+    #: The path of the linear layer whose weights have the dtype and device of inputs.
     first_layer = "to_q"
     d_model: int
 
@@ -37,7 +37,7 @@ class Causal(nn.Module):
         implementation: str = "auto",
         cu_seqlens: Tensor | None = None,
     ) -> Tensor:
-        """Process a whole sequence.
+        """Process a sequence.
 
         - `x`: `[batch, time, d_model]`, as the result.
         - `key_mask`: `bool [batch, time]`, True = real token. Masked steps are skipped,
@@ -168,7 +168,7 @@ def with_state(found: Any) -> tuple[Tensor, Any]:
 
 
 def is_plain(layer: Any) -> bool:
-    """Say whether a linear layer or a norm is its weight, which nothing watches."""
+    """Return True if a linear layer or norm can be replaced by its weight: no hooks."""
     return (
         type(layer) in (nn.Linear, nn.LayerNorm)
         and layer.bias is None
@@ -178,7 +178,7 @@ def is_plain(layer: Any) -> bool:
 
 
 def has_hooks(layer: nn.Module) -> Any:
-    """Say whether hooks take part in its calls, or its `forward` is another one."""
+    """Return True if a module has hooks or an overridden `forward`."""
     return (
         layer._forward_hooks
         or layer._forward_pre_hooks

@@ -1,4 +1,4 @@
-r"""Attend to another sequence, or to a whole sequence itself.
+r"""Attend to another sequence, or to all of the same one, without a causal mask.
 
 It is not causal, so there is nothing to stream: the whole source writes
 the fast weights once, and after that they are only read.

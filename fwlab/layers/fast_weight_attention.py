@@ -25,7 +25,7 @@ from fwlab.ops import _operation as operation
 
 
 class Rule(NamedTuple):
-    """Say how a layer uses a rule.
+    """Hold the operation, gates and defaults of a rule in a layer.
 
     - `operation`: the layer calls it with queries, keys, values and the gates.
     - `gates`: what makes the module of each gate, by the operation's names.
@@ -83,7 +83,7 @@ def _preset(rule: str, **options: Any) -> dict[str, Any]:
     return {"rule": rule, **shared, "conv_size": 4, "out_norm": True, **options}
 
 
-#: What a published layer sets besides its sizes, by the names of
+#: The options of published layers besides their sizes, by the names of
 #: `FastWeightAttention.like`.
 PRESETS = {
     # Yang et al. 2024, arXiv:2406.06484; DeltaNet of flash-linear-attention.
@@ -165,6 +165,8 @@ class FastWeightAttention(Causal):
 
     packs = skips = True
     one_token = "efficient"
+    #: A subclass may have others.
+    rules = RULES
 
     def __init__(
         self,
@@ -192,8 +194,8 @@ class FastWeightAttention(Causal):
         super().__init__()
         layer = "FastWeightAttention"
         rule = rule.replace("-", "_") if isinstance(rule, str) else rule
-        arguments.choice(layer, RULES, rule=rule)
-        known = RULES[rule]
+        arguments.choice(layer, self.rules, rule=rule)
+        known = self.rules[rule]
         key_norm = known.key_norm if key_norm == "auto" else key_norm
         arguments.choice(layer, KEY_NORMS, key_norm=key_norm)
         width = sizes.head_width(layer, d_model, heads, head_width)
@@ -299,7 +301,7 @@ class FastWeightAttention(Causal):
         return heads * per_head + past
 
     def _mix(self, x: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
-        """Project, apply the rule, and project what the heads read."""
+        """Project the input, apply the rule, and project the outputs of the heads."""
         before = None
         if self.conv is not None and state is not None:
             operation.check_state("FastWeightAttention", state, ops.ConvState)
@@ -339,7 +341,7 @@ class FastWeightAttention(Causal):
             sizes = [qk.shape[-1], v.shape[-1]]
             both, before = self.conv(torch.cat([qk, v], -1), before, *documents)
             qk, v = both.split_with_sizes(sizes, -1)
-        steps = (self.steps,) if RULES[self.rule].steps else ()
+        steps = (self.steps,) if self.rules[self.rule].steps else ()
         shared = self.heads + self.steps * self.kv_heads, self.head_width
         shape = qk.shape[:2]
         v = v.view(*shape, *steps, *self.state_shape[:2])
@@ -368,7 +370,7 @@ class FastWeightAttention(Causal):
     def _split(self, qk: Tensor) -> tuple[Tensor, Tensor]:
         """Split queries from keys, and copy both for each head of values."""
         q, k = qk.split_with_sizes([self.heads, self.steps * self.kv_heads], 2)
-        if RULES[self.rule].steps:
+        if self.rules[self.rule].steps:
             k = k.unflatten(2, (self.steps, -1))
         group = self.value_heads // self.heads
         if group > 1:
@@ -378,12 +380,12 @@ class FastWeightAttention(Causal):
     def _apply_rule(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, **options: Any
     ) -> tuple[Tensor, Any]:
-        """Call the rule with its gates; return what heads read, and the state or None.
+        """Call the rule with its gates; return outputs of heads, and the state or None.
 
         - `options`: those of the operation, and perhaps `fading`, the logarithm of a
           decay, besides that of the rule.
         """
-        known = RULES[self.rule]
+        known = self.rules[self.rule]
         made = {name: gate(x, k) for name, gate in self.gates.items()}
         operation, fading = known.operation, options.pop("fading", None)
         if fading is not None:
@@ -396,7 +398,7 @@ class FastWeightAttention(Causal):
         return found if options["return_state"] else (found, None)
 
     def _norm_and_gate(self, y: Tensor, x: Tensor) -> Tensor:
-        """Normalise what heads read, put it side by side, and gate it."""
+        """Normalise the outputs of the heads, concatenate them, and gate them."""
         if self.out_norm is not None:
             y = normed(self.out_norm, y)
         y = y.flatten(-2)
@@ -406,11 +408,11 @@ class FastWeightAttention(Causal):
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         check_input(self, x, "batch d_model", self.to_q)
-        found = one_token.fast_weights(self, RULES[self.rule], x, state)
+        found = one_token.fast_weights(self, self.rules[self.rule], x, state)
         return super().step(x, state) if found is None else found
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *more: Any) -> None:
-        """Load parameters, also by the names that they had before."""
+        """Load parameters, also by their earlier names."""
         for name in [name for name in state_dict if name.startswith(prefix)]:
             old, dot, rest = name.removeprefix(prefix).partition(".")
             if old in gates.RENAMED:

@@ -12,7 +12,7 @@ from fwlab.layers.heads import head_width, per_head, projections
 
 
 class FastWeightProgrammer(Causal):
-    r"""One network writes the weights of another (Schmidhuber 1991): `ops.fwp`.
+    r"""Let one network write the weights of another (Schmidhuber 1991): `ops.fwp`.
 
     $a, b = W_a x, W_b x$ (Eq. 1) change the fast weights, which map the input itself,
     split into heads: there is no query. An output projection follows; no projection has a

@@ -203,7 +203,7 @@ class FeedbackTransformer(Causal):
         return 2 * len(self.memory) * self.d_model * time
 
     def _mix(self, x: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
-        """Compute the whole stack: a step needs all layers of the one before."""
+        """Compute all layers of the stack, because a step needs all of the one before."""
         key_mask, implementation = options["key_mask"], options["implementation"]
         # For one token it costs more to check and to stack all weights. Modules compute in
         # the precision of the operation, and know no masks.
@@ -222,7 +222,7 @@ class FeedbackTransformer(Causal):
         return found if options["return_state"] else (found, None)
 
     def _by_calls(self, x: Tensor, state: Any, key_mask: Any) -> tuple[Tensor, Any]:
-        """Compute what `ops.feedback` does step by step, where modules are called."""
+        """Compute `ops.feedback` step by step, calling the modules of the stack."""
         k, v, mask = memories(x, state, len(self.memory), self.heads)
         if key_mask is None and mask is None:
             y, k, v = self._steps(x, k, v)

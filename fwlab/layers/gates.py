@@ -34,7 +34,7 @@ class Beta(nn.Module):
 
 
 class Share(nn.Module):
-    r"""Make $\beta = \sigma(w \cdot x + b)$: the memory fades by what is written.
+    r"""Make $\beta = \sigma(w \cdot x + b)$ of the gated rule, which also decays by it.
 
     Heads $1, 2, 3, \dots$ start to forget $1/2, 1/4, 1/8, \dots$ per step.
     """
@@ -167,7 +167,7 @@ class Ask(nn.Module):
         return torch.sigmoid(self.logit).expand(*x.shape[:2], -1)
 
 
-#: Old names of parameters, and what they are called now.
+#: Old names of parameters, and their names of today.
 RENAMED = {
     "to_beta": "gates.beta.projection",
     "beta_bias": "gates.beta.bias",

@@ -39,6 +39,6 @@ def per_head(*parts: Tensor, heads: int = -1, width: int = -1) -> Iterator[Tenso
 
 
 def normed(norm: nn.Module, x: Tensor) -> Tensor:
-    """Call a norm in the precision of its weights: under autocast `x` has half of it."""
+    """Call a norm in the dtype of its weights: under autocast `x` may have half of it."""
     weight = getattr(norm, "weight", None)
     return norm(x.to(weight.dtype) if isinstance(weight, Tensor) else x)

@@ -1,4 +1,4 @@
-"""Compute a token where only numbers are wanted, else None: the short path of `step`."""
+"""Compute one token without autograd, hooks or graphs: the fast path of `step`."""
 
 from typing import Any
 
@@ -67,7 +67,7 @@ def step(
 
 def softmax_attention(layer: Any, x: Tensor, state: Any) -> Token | None:
     """Compute a token `[batch, d_model]` of a `SoftmaxAttention`."""
-    if not softmax.goes_on_from(state, x, layer.kv_heads, layer.head_width):
+    if not softmax.can_continue(state, x, layer.kv_heads, layer.head_width):
         return None
     parts, batch = layer._modules, x.shape[0]
     q, k, v = (call(parts[name], x) for name in ("to_q", "to_k", "to_v"))

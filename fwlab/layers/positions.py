@@ -21,7 +21,7 @@ def angles(positions: Tensor, width: int, base: float = 10000.0) -> Tensor:
 
 
 def sinusoids(positions: Tensor, d_model: int) -> Tensor:
-    r"""Sines and cosines of many wavelengths (Vaswani et al. 2017).
+    r"""Return sines and cosines of many wavelengths (Vaswani et al. 2017).
 
     $[\sin p\,\omega; \cos p\,\omega]$ with the `angles` $p\,\omega$.
 
@@ -34,7 +34,7 @@ def sinusoids(positions: Tensor, d_model: int) -> Tensor:
 
 
 def turned(x: Tensor, angle: Tensor) -> Tensor:
-    """Turn pairs of channels by angles: rotary positions (Su et al. 2021).
+    """Rotate pairs of channels by angles: rotary positions (Su et al. 2021).
 
     Channel $i$ of the first half of what is turned forms a pair with channel $i$ of
     the second half, as in the models of transformers.

@@ -57,14 +57,14 @@ def apply(
     if state is not None:
         state = ops.ScaledState(memory, before.double())
     y, state = apply(layer, x, qk.double(), v.double(), state, **options)
-    # What comes later must not change what came before by a single bit.
+    # Later inputs must not change earlier outputs by a single bit.
     return torch.where(late[..., None, None], y.to(dtype), early), state
 
 
 def rescale(
     layer: Any, q: Tensor, k: Tensor, before: Any, key_mask: Any, cu_seqlens: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    """Compute features in units of the largest scale so far.
+    """Divide features by the largest scale so far.
 
     - `before`: `[batch, heads]`, the largest scale of earlier calls; None = there is none.
     - Returns queries, keys, the decay into the unit of each step, the last scale, and

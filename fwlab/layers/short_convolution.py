@@ -58,7 +58,7 @@ class ShortConvolution(nn.Module):
             # A copy: a view would keep the whole sequence in memory.
             return F.silu(self.convolve(seen)), seen[:, time:].to(dtype, copy=True)
         # Every sequence has its real tokens one after another, behind those before it.
-        # What is masked goes behind all of them.
+        # Masked tokens go behind all real ones.
         earlier, token, last = places(time, past, key_mask, cu_seqlens, x)
         size = time + past * (sequences // batch) + 1
         seen = x.new_zeros(batch, size, channels)
@@ -87,7 +87,7 @@ class ShortConvolution(nn.Module):
 def places(
     time: int, past: int, key_mask: Tensor | None, cu_seqlens: Tensor | None, x: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return where inputs go that come before, tokens, and where the last ones are.
+    """Return the indices of earlier inputs, of tokens, and of the last inputs.
 
     Each is `[batch, places]`. A sequence begins with `past` earlier inputs.
     """

@@ -106,7 +106,7 @@ class SoftmaxAttention(Causal):
         return 2 * time * self.kv_width
 
     def _mix(self, x: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
-        """Project, let queries attend to all keys so far, and project what they read."""
+        """Project the input, attend to all keys so far, and project the outputs."""
         parts = self.to_q(x), self.to_k(x), self.to_v(x)
         q, k, v = per_head(*parts, width=self.head_width)
         q, k = self._with_positions(q, k, options["key_mask"], state)
@@ -125,7 +125,7 @@ class SoftmaxAttention(Causal):
     def _with_positions(
         self, q: Tensor, k: Tensor, key_mask: Tensor | None, state: Any
     ) -> tuple[Tensor, Tensor]:
-        """Normalise and turn queries and keys `[batch, time, heads, width]`."""
+        """Normalise and rotate queries and keys `[batch, time, heads, width]`."""
         if self.q_norm is not None and self.k_norm is not None:
             kind = q.dtype
             q, k = normed(self.q_norm, q).to(kind), normed(self.k_norm, k).to(kind)
@@ -136,7 +136,7 @@ class SoftmaxAttention(Causal):
         else:
             positions = key_mask.cumsum(1) - 1
         # How many real tokens came before: a number, or one of each row. The operation
-        # says later what is no state.
+        # raises later if this is no state.
         if isinstance(state, ops.KeyValueCache):
             past: Any = operation.time_of(state.k, 4)
             if state.mask is not None:

@@ -110,7 +110,7 @@ class RelativeAttention(Causal):
         end = past + time
         seen = later = torch.cat([memory, segment, new], 1)
         if torch.is_grad_enabled() and end - start > self.segment:
-            # What a later segment sees of a token: the same keys and values, with
+            # A later segment sees a token by the same keys and values, with
             # gradients to the projections but not to the token itself.
             again = self._keys_and_values(x.detach())
             later = torch.cat([memory, segment.detach(), again], 1)
@@ -148,7 +148,7 @@ class RelativeAttention(Causal):
         return operation.check_parts(*given, shapes, new, new.dtype)
 
     def _keys_and_values(self, x: Tensor) -> Tensor:
-        """Make both in one tensor, since memory, segment and mask treat them alike."""
+        """Return keys and values in one tensor, because segments treat them alike."""
         return torch.cat([*per_head(self.to_k(x), self.to_v(x), heads=self.heads)], -1)
 
     def _attend(self, q: Tensor, keys_values: Tensor, real: Tensor | None) -> Tensor:

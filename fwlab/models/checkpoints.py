@@ -90,7 +90,7 @@ def find(source: str | Path) -> Path:
 
 
 def is_name(source: str | Path) -> bool:
-    """Say whether this can only be the name of a model on the hub.
+    """Return True if this can only be the name of a model on the hub.
 
     A path into a folder that exists is no name, but misspelt.
     """
@@ -99,7 +99,7 @@ def is_name(source: str | Path) -> bool:
 
 
 def is_published(path: Path) -> bool:
-    """Say whether a folder has a model in this form, not a run of `fwlab train`."""
+    """Return True if a folder holds a published model, not a run of `fwlab train`."""
     config = path / CONFIG
     if config.is_file():
         values = read_json(config)
@@ -193,7 +193,7 @@ def _stored(folder: Path, family: Family) -> tuple[dict[str, Tensor], Path]:
 def _weights(
     folder: Path, family: Family, expected: dict[str, Tensor], dtype: torch.dtype | None
 ) -> dict[str, Tensor]:
-    """Give the weights our names. Rows are views of what is stored where they can be.
+    """Rename the weights to ours, as views of the stored tensors where possible.
 
     Raises what `_stored` raises, and `ValueError` for weights of another shape.
     """

@@ -28,7 +28,7 @@ class DecoderState(NamedTuple):
 
 
 class EncoderBlock(Block):
-    """A block whose attention sees the whole source."""
+    """A block whose attention sees all of the source."""
 
     def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
         h = self.norm_mixer(x)
@@ -188,7 +188,7 @@ class EncoderDecoder(nn.Module):
         source_mask: Tensor | None = None,
         target_mask: Tensor | None = None,
     ) -> Tensor:
-        """Logits of the next target token at every position.
+        """Compute the logits of the next target token at every position.
 
         - `source`: `int64 [batch, source]`.
         - `target_in`: `int64 [batch, time]`, a start token, then the target shifted by

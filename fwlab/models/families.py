@@ -67,7 +67,7 @@ class Piece(NamedTuple):
 
 
 class Family(NamedTuple):
-    """Describe what a checkpoint contains.
+    """Describe the configuration and the names of the weights of a checkpoint.
 
     - `model`: arguments of `LanguageModel`.
     - `pieces`: all its weights.
@@ -225,7 +225,7 @@ FAMILIES: dict[str, Callable[[Configuration], Family]] = {
     "delta_net": delta_net,
     "gated_deltanet": gated_deltanet,
 }
-#: Those whose published models have experts, which fwlab has not.
+#: Families whose published models have experts, which fwlab does not have.
 EXPERTS = ("qwen3_next", "qwen3_5_moe", "kimi_linear")
 
 

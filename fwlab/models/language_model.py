@@ -103,7 +103,7 @@ MIXERS: dict[str, Mixer] = {
             s.heads,
             s.layers,
             s.d_ff,
-            # Half and half: a training window holds a segment with memory.
+            # A training window holds a segment and as much memory.
             memory=s.max_len // 2,
             segment=(s.max_len + 1) // 2,
             dropout=s.dropout,
@@ -124,7 +124,7 @@ MIXERS: dict[str, Mixer] = {
 
 #: The form of the blocks of a mixer that replaces the whole stack.
 USUAL = {"norm": "layer", "mlp": "gelu", "norm_eps": 1e-5}
-#: What `cu_seqlens` and `key_mask` need.
+#: The mixers that `cu_seqlens` and `key_mask` need, in words of errors.
 PACKS = (
     "a mixer that can keep packed documents apart with cu_seqlens (fast weights or "
     "aft-simple)"
@@ -233,7 +233,7 @@ class LanguageModel(nn.Module):
             after = {**form, "post_norm": m.post_norm}
             return Block(m.make(size), d_model, d_ff, dropout, **after)
 
-        # A whole stack is a chain of one block.
+        # A mixer that replaces the stack of blocks is a single block.
         whole = stack[0].whole
         blocks = [stack[0].make(size)] if whole else [block(m) for m in stack]
         self.blocks: Any = nn.ModuleList(blocks)
@@ -314,7 +314,7 @@ class LanguageModel(nn.Module):
         implementation: str = "auto",
         hidden: list[Tensor] | None = None,
     ) -> Tensor:
-        """Logits of the next token at every position.
+        """Compute the logits of the next token at every position.
 
         - `tokens`: `int64 [batch, time]`, from 0 to `vocab_size - 1`.
         - `cu_seqlens`: integers `[documents + 1]` from 0 to `time`, the borders of
@@ -577,12 +577,12 @@ class LanguageModel(nn.Module):
 
 
 def _longest(tokens: int | Tensor) -> int:
-    """Return the number of tokens of all rows, or the largest."""
+    """Return the number of tokens so far, of the longest row."""
     return int(tokens.max()) if isinstance(tokens, Tensor) else tokens
 
 
 def _stack(mixer: Any, layers: int) -> list[Mixer]:
-    """One mixer per layer; raises unless their number divides that of the layers."""
+    """Return a mixer per layer; raise unless their number divides that of the layers."""
     named = [mixer]
     if isinstance(mixer, str):
         named = [name for part in mixer.split(",") for name in _repeated(part, layers)]
@@ -609,7 +609,7 @@ def _stack(mixer: Any, layers: int) -> list[Mixer]:
 
 
 def _repeated(part: str, layers: int) -> list[str]:
-    """Return a name, as often as what follows a star says."""
+    """Repeat a name by the number after its star."""
     name, star, count = (text.strip() for text in part.partition("*"))
     if star and not (count.isdecimal() and 0 < int(count) <= layers):
         raise ValueError(

@@ -26,11 +26,11 @@ EVERY, SEQUENCES = 100, 20
 SOLVED, PATIENCE = 0.001, 11
 #: Beyond capacity: stop after this many evaluations without this gain.
 SHORT_PATIENCE, GAIN = 5, 0.002
-#: What a training sequence is asked: as published, or all that is evaluated.
+#: The queries of a training sequence: as published, or all keys.
 ONE, ALL = "one key", "all keys"
-#: Sequences per optimiser step; those that are asked more can be fewer.
+#: Sequences per optimiser step; with more queries each, fewer are enough.
 BATCH = {ONE: 32, ALL: 8}
-#: What `train` does unless it is told otherwise, in words.
+#: The defaults of `train`, in words.
 SETUP = {"optimiser": "Adam", "schedule": "constant", "lr": 1e-3}
 RULES = "sum", "delta", "gated", "fwm", "softmax"
 
@@ -118,7 +118,7 @@ class Retriever(nn.Module):
         return retrieved.scatter_add(-1, values[:, None].expand_as(weights), weights)
 
     def retrieve(self, keys: Tensor, values: Tensor, queries: Tensor) -> Tensor:
-        """Retrieve the same by fwlab's operation, for evaluation.
+        """Retrieve with fwlab's operation, for evaluation.
 
         Queries follow the pairs as steps that write nothing.
         """
@@ -165,7 +165,7 @@ class Retriever(nn.Module):
         return F.embedding(keys, table) + F.embedding(values, of_value.mT)
 
     def _features(self, x: Tensor) -> Tensor:
-        """Return features; if they come with scales, in units of the largest."""
+        """Return features, divided by the largest scale if they have scales."""
         assert self.phi is not None
         features, scale = self.phi.scaled(x)
         if scale is None:
@@ -186,7 +186,7 @@ class Retriever(nn.Module):
             )
             return solved.mT * beta[:, None]
         if self.rule == "gated":
-            # What is left of a write after all that follow it.
+            # The fraction of a write that is left after all later ones.
             kept = F.logsigmoid(-logits)
             left = (kept.flip(-1).cumsum(-1).flip(-1) - kept).exp()
             match = match * (beta * left)[:, None]
@@ -289,7 +289,7 @@ def train(
 
 
 def loss_of(model: Retriever, batch: tuple[Retrieval, Tensor, Tensor]) -> Tensor:
-    """Return the loss over what is asked.
+    """Return the loss over the queried keys.
 
     - `batch`: the pairs, and the queries and their values, `[batch, count]`; a
       query whose value is -1 does not count.
@@ -300,12 +300,12 @@ def loss_of(model: Retriever, batch: tuple[Retrieval, Tensor, Tensor]) -> Tensor
 
 
 def _every_key(pairs: Retrieval) -> Tensor:
-    """Ask all keys, whether they occur or not."""
+    """Query all keys, also those that do not occur."""
     return torch.arange(pairs.answers.shape[1]).expand(len(pairs.answers), -1)
 
 
 def _question(pairs: Retrieval) -> tuple[Tensor, Tensor]:
-    """Ask the key of one step of each sequence at random: it, and what it holds."""
+    """Draw the key of one random step of each sequence, and its value."""
     step = torch.randint(pairs.keys.shape[1], (len(pairs.keys), 1))
     query = pairs.keys.gather(1, step)
     return query, pairs.answers.gather(1, query)

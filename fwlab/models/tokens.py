@@ -63,7 +63,7 @@ def check_range(least: int, most: float, **values: int | None) -> None:
 
 
 def tied_logits(x: Tensor, embedding: Any, vocab_size: int) -> Tensor:
-    """Logits by the vectors of all tokens: `[..., d_model]` to `[..., vocab_size]`.
+    """Compute logits with the embedding: `[..., d_model]` to `[..., vocab_size]`.
 
     An embedding that is more than its weight, such as one with an adapter, is called.
     """

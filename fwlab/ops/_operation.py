@@ -1,4 +1,4 @@
-"""Give every operation the same way in and the same way out.
+"""Check arguments, apply masks, and choose a form, for every operation.
 
 An operation is its public function. The annotations of its tensors name their
 dimensions; `match` checks them. What all calls have in common stands here: errors that
@@ -50,7 +50,7 @@ class Options(TypedDict, total=False):
     implementation: str
 
 
-#: What an option is where it is not given.
+#: The default of each option.
 DEFAULTS: dict[str, Any] = {
     "key_mask": None,
     "state": None,
@@ -71,7 +71,7 @@ class Range(NamedTuple):
 
 
 class Refused(ValueError):
-    """Say that a form was asked for what it cannot compute."""
+    """Raised if the chosen form cannot compute a call."""
 
 
 class Kernel(NamedTuple):
@@ -87,7 +87,7 @@ class Kernel(NamedTuple):
 
 
 class Dimensions(NamedTuple):
-    """Hold what the annotations of a function say about its tensors, by name."""
+    """Hold the annotated dimensions of a function's tensors, by argument."""
 
     names: dict[str, tuple[str, ...]]
     ranges: dict[str, Range]
@@ -228,7 +228,7 @@ def prepare(
 
 
 def empty(like: Tensor, *others: Tensor) -> Tensor:
-    """Return the result of no steps, which still depends on all inputs."""
+    """Return the output of an empty sequence, connected to all inputs for autograd."""
     return like * sum(x.sum().to(like.dtype) for x in others)
 
 
@@ -240,7 +240,7 @@ def unseen(like: Tensor, *sizes: Sequence[int]) -> list[Tensor]:
 
 
 def check_borders(op: str, borders: Any, like: Tensor) -> None:
-    """Raise unless they are integers that rise from 0 to `time`, with a batch of 1.
+    """Raise unless `borders` are integers that rise from 0 to `time`, and batch is 1.
 
     Their values are looked at only where that is free.
 
@@ -286,7 +286,7 @@ def map_documents(
     state: Any,
     return_state: bool,
 ) -> tuple[Tensor, Any]:
-    """Call an operation once for each packed document, each with a state of its own.
+    """Call an operation once for each packed document, with a separate state.
 
     - `call`: takes a document's `steps` by name, `state` and `return_state`.
     - `steps`: what has one entry for each step, `[1, time, ...]`.
@@ -331,7 +331,7 @@ def mask_documents(
     state: Any,
     return_state: bool,
 ) -> tuple[Tensor, Any]:
-    """Do the work of `map_documents` in a graph, which cannot know the borders.
+    """Compute packed documents in a graph, which cannot read their borders.
 
     Each document is a row of a batch in which all others are masked.
     """
@@ -412,7 +412,7 @@ def precision(op: str, tensors: Mapping[str, Tensor]) -> torch.dtype:
 def check_device(
     op: str, argument: str, x: Tensor, like: Tensor, named: str = "the inputs"
 ) -> None:
-    """Raise unless both are on one device."""
+    """Raise unless `x` is on the device of `like`."""
     if x.device != like.device:
         raise ValueError(
             f"{op}: expected {argument} on {like.device}, like {named}, got {x.device}"
@@ -474,7 +474,7 @@ def check_parts(
 
 
 def check_mask(op: str, argument: str, mask: Any, like: Tensor, **sizes: int) -> None:
-    """Raise unless it is a mask with these dimensions."""
+    """Raise unless `mask` is a bool tensor with these dimensions."""
     check_dense(op, argument, mask)
     if mask.dtype != torch.bool:
         raise TypeError(
@@ -503,7 +503,7 @@ def time_of(part: Any, dims: int) -> int:
 def is_like(
     x: Any, shape: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> bool:
-    """Say whether `x` is a dense tensor of this kind."""
+    """Return True if `x` is a dense tensor of this kind."""
     return (
         isinstance(x, Tensor)
         and x.layout is torch.strided
@@ -513,7 +513,7 @@ def is_like(
 
 
 def check_scale(op: str, scale: Any) -> None:
-    """Raise unless it is a finite number, or a tensor of one."""
+    """Raise unless `scale` is a finite number, or a tensor of one."""
     text = f"{op}: expected scale to be a finite number"
     if isinstance(scale, Tensor):
         check_dense(op, "scale", scale)
@@ -541,7 +541,7 @@ def queries_per_head(op: str, queries: int, heads: int) -> int:
 
 
 def check_range(op: str, argument: str, x: Tensor, bound: Range) -> None:
-    """Raise for a number that is out of range, where looking is free."""
+    """Raise for a value out of range, if reading values costs no synchronisation."""
     if not is_known(x) or not x.numel():
         return
     low, high = (end.item() for end in x.detach().aminmax())
@@ -555,7 +555,7 @@ def check_range(op: str, argument: str, x: Tensor, bound: Range) -> None:
 
 
 def is_known(x: Tensor) -> bool:
-    """Say whether numbers of a call may decide how it is computed.
+    """Return True if the values of a call may decide how it is computed.
 
     A GPU would have to be waited for; `torch.func` cannot branch.
     """
@@ -622,7 +622,7 @@ def choose(
 
 @functools.cache
 def warn_once(text: str) -> None:
-    """Warn, no matter how often the same is said."""
+    """Warn at most once for each text."""
     warnings.warn(text, stacklevel=4)
 
 

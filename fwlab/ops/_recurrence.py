@@ -1,4 +1,4 @@
-"""Join a computation and its gradients by hand: a function, or a node of a graph.
+"""Combine forward and backward pass into an autograd function and a custom operator.
 
 With ordinary tensors a `Recurrence` is an autograd function. Where a call is only
 traced (`torch.compile`, `torch.export`, the device "meta"), it is the operator
@@ -140,7 +140,7 @@ class _Function(Function):
 
 
 def _compact(x: Tensor) -> Tensor:
-    """Return a result of a node: with memory of its own, from its beginning on."""
+    """Return a contiguous tensor without an offset, a copy if necessary."""
     if x.storage_offset() or not x.is_contiguous():
         return x.clone(memory_format=torch.contiguous_format)
     return x
@@ -152,7 +152,7 @@ Named = dict[str, Tensor]
 def differentiate(
     function: Callable[[Named], Named], leaves: Named
 ) -> tuple[Named, Callable[[Named], Named]]:
-    """Return what a function makes of `leaves`, and how gradients go back through it."""
+    """Call a function on `leaves`; return its result and vector-Jacobian product."""
     with torch.enable_grad():
         own = {name: x.detach().requires_grad_() for name, x in leaves.items()}
         results = function(own)
@@ -190,7 +190,7 @@ def full_precision(x: Tensor) -> AbstractContextManager:
 
 
 def has_autocast(x: Tensor) -> bool:
-    """Say whether autocast is on where `x` is."""
+    """Return True if autocast is on for the device of `x`."""
     return not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 
@@ -200,14 +200,14 @@ def sum_dtype(x: Tensor) -> torch.dtype:
 
 
 def needs_backward(*tensors: Tensor | None) -> bool:
-    """Say whether a backward pass may follow."""
+    """Return True if a backward pass may follow."""
     return torch.is_grad_enabled() and any(
         x is not None and x.requires_grad for x in tensors
     )
 
 
 def is_transformed() -> bool:
-    """Say whether `torch.func` or forward mode transforms a call.
+    """Return True if `torch.func` or forward mode transforms a call.
 
     Then a formula has to be plain: numbers cannot decide what is computed, and a
     backward pass by hand says nothing about tangents.
@@ -225,5 +225,5 @@ def constant(function: Callable[..., Any]) -> Any:
 
 
 def is_traced(x: Any) -> bool:
-    """Say whether a call is only recorded, and has no numbers."""
+    """Return True if a call is traced for a graph, without values."""
     return torch.compiler.is_compiling() or x.is_meta or hasattr(x, "fake_mode")

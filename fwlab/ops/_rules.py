@@ -1,4 +1,4 @@
-"""Turn a rule into an operation: what fast weight rules add to the frame of every call.
+"""Turn the expression of a fast weight rule into an operation.
 
 The body of a rule is one expression, the inputs of its recurrence at each step. Scale,
 normalisation, grouped heads, masks and packed documents are done here, once, so that
@@ -43,7 +43,7 @@ DEFAULTS = {"scale": None, "cu_seqlens": None, **operation.DEFAULTS}
 
 
 class Inputs(NamedTuple):
-    """Hold what a recurrence takes at each step.
+    """Hold the inputs of a recurrence at each step.
 
     - `decay`: `[batch, time, heads, 1 or key]`, from 0 to 1; `factor` makes it of a
       logarithm. `strength`: `[batch, time, heads, 1]`. None = 1.
@@ -62,7 +62,7 @@ class Inputs(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """Hold what a call must know of a rule: see `rule`."""
+    """Hold the forms and properties of a rule: see `rule`."""
 
     name: str
     gates: Callable[..., Inputs]
@@ -180,7 +180,7 @@ def one_token(
 def can_continue(
     state: Any, shape: tuple[int, ...], like: Tensor, normalize: bool = False
 ) -> bool:
-    """Say whether `one_token` may continue from a state.
+    """Return True if `one_token` may continue from a state.
 
     - `shape`: that of its `W`; `like`: a tensor of its dtype, on its device.
     """
@@ -199,7 +199,7 @@ def can_continue(
 def check(
     rule: Rule, x: dict[str, Any], given: dict[str, Any]
 ) -> tuple[dict[str, int], torch.dtype, str]:
-    """Return sizes, precision and form of a call; raise for what does not fit."""
+    """Return sizes, precision and form of a call; raise if arguments do not fit."""
     op = rule.name
     sizes = operation.match(op, x, rule.tensors.names)
     if sizes["queries"] != sizes["heads"]:
@@ -254,7 +254,7 @@ def prepare(
 
 
 def is_faint(x: Mapping[str, Tensor]) -> bool:
-    """Say whether a memory may leave the range of float32 before a key retrieves.
+    """Return True if a memory may underflow float32 before a key reads it.
 
     What the key finds is a quotient, in which a decay cancels. (One of 0 empties the
     memory.)
@@ -349,7 +349,7 @@ def naive(
 
 
 def map_documents(rule: Rule, given: dict[str, Any], x: dict[str, Tensor]) -> Any:
-    """Call a rule once for each packed document, each with a state of its own."""
+    """Call a rule once for each packed document, with a separate state."""
 
     def document(**own: Any) -> Any:
         return call(rule, {**given, "cu_seqlens": None, **own})
@@ -387,7 +387,7 @@ def start(
 
 
 def scaled(y: Tensor, scale: float | Tensor, normalize: bool) -> Tensor:
-    """Multiply what queries have read by their scale, whose size cancels in a mean."""
+    """Multiply outputs by the scale of the queries, which cancels in a mean."""
     if normalize:
         scale = torch.as_tensor(scale, device=y.device).sign().abs()
     return y * (scale.reshape(()) if isinstance(scale, Tensor) else scale)
@@ -400,13 +400,13 @@ def first_steps(borders: Tensor, time: int) -> Tensor:
 
 
 def no_steps(x: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-    """Return the result of no steps, which still depends on all inputs."""
+    """Return the output of an empty sequence, connected to all inputs for autograd."""
     y = x["q"].new_zeros(*x["q"].shape[:3], x["v"].shape[-1], dtype=dtype)
     return y + sum(part.sum().to(dtype) for part in x.values())
 
 
 def last_steps(y: Tensor, time: int) -> Tensor:
-    """Return what each of `time` tokens reads after the last of its steps."""
+    """Return the output of each of `time` tokens after the last of its steps."""
     steps = y.shape[1] // time
     return y if steps == 1 else y[:, steps - 1 :: steps]
 

@@ -55,7 +55,7 @@ def launch(
 
 
 def options(warps: int, stages: int) -> dict[str, Any]:
-    """Return what the compiler gets besides the arguments.
+    """Return the compiler options of a launch.
 
     A product and a sum become one instruction, which rounds once: Triton's default
     until 3.10.
@@ -68,7 +68,7 @@ def why_not(
     dtypes: Collection[torch.dtype] = (),
     minimum: tuple[int, int] = TENSOR_CORES,
 ) -> str | None:
-    """Say why no kernel runs on these tensors; None = nothing here prevents it.
+    """Return why no kernel runs on these tensors; None = kernels can run.
 
     - `device`, `dtypes`: of the tensors; without a device, the GPU of this machine.
     - `minimum`: the minimum compute capability of the kernels.
@@ -103,7 +103,7 @@ def imported(module: str) -> None:
 
 @functools.cache
 def untrusted(capability: tuple[int, int]) -> str | None:
-    """Say why nothing compiled for this GPU can be trusted; None = it can.
+    """Return why the compiler is known to be wrong on this GPU; None = it is not.
 
     On Hopper, Triton before 3.7.1 and ptxas, which makes its machine code, before 13.1
     give wrong numbers without an error (fla-org/flash-linear-attention#983 and #1262).
@@ -155,7 +155,7 @@ def _properties(device: torch.device) -> Any:
 
 @constant
 def installed() -> bool:
-    """Say whether there is a Triton that is new enough for the kernels."""
+    """Return True if Triton is installed and new enough for the kernels."""
     return version("triton") >= OLDEST
 
 

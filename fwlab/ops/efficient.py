@@ -78,7 +78,7 @@ def delta(x: Inputs, W: Tensor, z: Tensor | None, alone: bool) -> Any:
     assert x.erase_key is not None
     held = (before * x.erase_key).sum(-1, keepdim=True)
     held = held if x.decay is None else x.decay * held  # of a head
-    # Eq. 27 divides what the key retrieves: the same as to divide the key.
+    # Eq. 27 divides the retrieved value, which is the same as dividing the key.
     erase_key = divide(x.erase_key, held)
     x = Inputs(x.decay, x.strength, erase_key, x.q, x.k, x.v, x.early)
     y, W = compute(x, W, alone, corrects=True)
@@ -99,13 +99,13 @@ def compute(x: Inputs, W: Tensor, alone: bool, corrects: bool) -> Any:
 
 
 def is_a_token(x: Inputs, W: Tensor) -> bool:
-    """Say whether there are few steps, and no backward pass may follow."""
+    """Return True if there are few steps and no backward pass may follow."""
     tensors = x.q, x.k, x.v, x.decay, x.strength, x.erase_key, W
     return x.q.shape[1] <= FEW and not needs_backward(*tensors)
 
 
 def has_channel_decay(x: Inputs) -> bool:
-    """Say whether decays are those of key channels, or keys erase before them."""
+    """Return True if decays are per key channel, or keys erase before the decay."""
     return x.early or (x.decay is not None and x.decay.shape[-1] > 1)
 
 
@@ -160,7 +160,7 @@ def take_step(
 
 
 def is_usual(total: Tensor) -> bool:
-    """Say whether it is known that quotients need no care."""
+    """Return True if all denominators are in a safe range (on a CPU only)."""
     if not total.is_cpu or not total.numel():
         return False
     least, most = total.aminmax()
@@ -187,7 +187,7 @@ def one_chunk(x: Inputs, corrects: bool, normalize: bool = False) -> Tensor:
 
 
 class Terms(NamedTuple):
-    """Hold what is to know of n chunks, but for the states before them: (e1) to (e3)."""
+    """Hold the terms of n chunks that do not depend on their states: (e1) to (e3)."""
 
     update: Tensor  # [n, C, value]
     erase: Tensor | None  # [n, C, key]; None in the linear recurrence
@@ -266,7 +266,7 @@ def pieces(inputs: Any, steps: slice, chunk: int, dtype: torch.dtype) -> dict[st
 
 
 def forward(x: Any, keep: bool, corrects: bool, early: bool) -> Results:
-    """Go from the first group of chunks to the last."""
+    """Compute all groups of chunks, from the first to the last."""
     *inputs, W = x
     (k, v), (C, groups) = inputs[1:3], plan(inputs[2])
     dtype = torch.float64 if v.dtype == torch.float64 else torch.float32
@@ -297,7 +297,7 @@ def forward(x: Any, keep: bool, corrects: bool, early: bool) -> Results:
 def backward(
     x: Any, kept: Any, gradients: Any, needed: Any, corrects: bool, early: bool
 ) -> Any:
-    """Go from the last group of chunks to the first."""
+    """Compute the gradients of all groups of chunks, from the last to the first."""
     *inputs, W = x
     (states,), (dy, dW) = kept, gradients
     C, groups = plan(inputs[2])
@@ -308,7 +308,7 @@ def backward(
         for name, part, need in zip(NAMES, inputs, needed, strict=False)
         if need
     }
-    # A group ends where the one after it, done before, begins.
+    # A group ends where the next one, which is already computed, begins.
     end = len(states) - 1
     for steps, n in reversed(groups):
         dY = cut(dy, steps, C, states.dtype)
@@ -316,7 +316,7 @@ def backward(
         cuts = pieces(inputs, steps, C, states.dtype)
 
         def present(leaves: Any, cuts: Any = cuts) -> dict[str, Tensor]:
-            """Return the terms that there are, computed again from the inputs."""
+            """Return the terms that are not None, recomputed from the inputs."""
             terms = summarize(**{**cuts, **leaves}, corrects=corrects, early=early)
             return {name: x for name, x in terms._asdict().items() if x is not None}
 
@@ -334,7 +334,7 @@ def backward(
         d_state, after = d_states[0], d_states[1:].flatten(0, 1)
         if not corrects:
             dU.baddbmm_(terms.write, after.mT)
-        # Those of all terms, by (e1) to (e3); from there, autograd goes on.
+        # Gradients of all terms, by (e1) to (e3); autograd continues from there.
         U, d_terms = terms.update, {"update": dU}
         if terms.erase is not None:
             U = torch.baddbmm(U, terms.erase, before.mT)

@@ -46,7 +46,7 @@ def rows(
 def put_rows(
     x, value, origin, t, remaining, heads, first, width: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """Store what `rows` would load."""
+    """Store rows at the addresses that `rows` loads."""
     column = first + tl.arange(0, B)
     inside = (t < remaining)[:, None] & (column < width)[None, :]
     where = x + origin * width + _offsets(t, heads, column, width)
@@ -75,7 +75,7 @@ def scalars(x, origin, t, remaining, heads, empty):
 
 @triton.jit
 def put_scalars(x, value, origin, t, remaining, heads):
-    """Store what `scalars` would load."""
+    """Store scalars at the addresses that `scalars` loads."""
     tl.store(x + origin + t * heads, value, mask=t < remaining)
 
 
@@ -155,7 +155,7 @@ def decays(
 
     Without `gammas` and `products` there is no decay.
     """
-    # Past the end it stays what it was.
+    # Past the end the product does not change.
     inside = tl.minimum(t, remaining - 1)
     gamma = scalars(gammas, origin, inside, remaining, heads, 1.0)
     if products is None:
@@ -212,7 +212,7 @@ def padded_width(width: int) -> int:
 
 
 def precision(dtype: torch.dtype) -> str:
-    """Say how tensor cores multiply scalars in float32.
+    """Return how tensor cores multiply float32: TF32, or three products of it.
 
     Three products in TF32 have the precision of float32. For half-precision inputs one
     product is enough.

@@ -113,7 +113,7 @@ def batch(text: Tokens, config: Config, step: int, part: int, parts: int) -> Bat
 def all_batches(
     text: Tokens, config: Config, vocabulary: int, windows: int | None, rows: int
 ) -> Iterator[Batch]:
-    """Cut a text for validation into what is read at once, from its beginning.
+    """Cut a validation text into batches, from its beginning.
 
     - `vocabulary`: number of different tokens.
     - `windows`: as in `Trainer.evaluate`.
@@ -151,7 +151,7 @@ def _windows(tokens: Tensor, starts: Tensor, length: int) -> Batch:
 
 
 def in_rows(tokens: Tensor, rows: int) -> Tensor:
-    """Cut a text into pieces of equal length; what is left over is dropped.
+    """Cut a text into pieces of equal length; drop the rest.
 
     - `tokens`: `[tokens]`.
     - Returns `[rows, tokens // rows]`.

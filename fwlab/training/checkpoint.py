@@ -103,7 +103,7 @@ def save(path: str | Path, checkpoint: Checkpoint) -> None:
     header["sha256"] = _checksum(header, data)
     try:
         with replacing(Path(path)) as part:
-            # `save_file` writes to a file of its own, which stays if it is killed.
+            # `save_file` writes a temporary file, which remains if the process is killed.
             part.write_bytes(serialize(data, header))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot write the checkpoint {path}: {error}") from None

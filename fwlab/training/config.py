@@ -36,7 +36,7 @@ SIZES = ("layers", "heads", "d_model", "d_ff", "block", "batch", "accumulate")
 COUNTS = ("steps", "eval_every", "eval_windows", "log_every")
 AMOUNTS = ("lr", "min_lr", "weight_decay", "warmup", "grow_steps", "conv")
 SHARES = ("dropout", "attention_dropout", "beta2")
-#: PyTorch's sizes end near it, and a number of layers is the length of a list.
+#: Limits of sizes, beyond which PyTorch overflows, and of layers, a Python list.
 LARGEST, MOST_LAYERS = 2**53, 10_000
 #: The ranges of numbers: which fields, in words, and as a test.
 RANGES: list[tuple[tuple[str, ...], str, Callable[[Any], bool]]] = [
@@ -215,7 +215,7 @@ class Config:
         )
 
     def block_at(self, step: int) -> int:
-        """Tokens per window at a step.
+        """Return the tokens per window at a step.
 
         - `step`: number of optimiser steps so far, from 0.
         - Returns the length, from `first_block` to `block`.

@@ -49,7 +49,7 @@ class Progress(NamedTuple):
 
 
 class Loss(nn.Module):
-    """A model with its loss: what is compiled, and copied to several processes.
+    """Compute the loss of a model, as the module that is compiled and distributed.
 
     A wrapper of several processes works through `forward`, so this is the only way in.
     """
@@ -187,7 +187,7 @@ class Trainer:
         self.loss, self.optimizer = self.accelerator.prepare(
             Loss(self.model), self._new_optimizer(), device_placement=[False, False]
         )
-        #: With `carry`: what the next windows begin with, one state for each part of a
+        #: With `carry`: the initial states of the next windows, one for each part of a
         #: batch.
         self.states: list[Any] = [None] * config.accumulate
         if resume is not None:
@@ -264,7 +264,7 @@ class Trainer:
         return total
 
     def _batch(self, part: int = 0) -> Batch:
-        """Take the next part of a batch of which this process reads a share."""
+        """Take part `part` of this process's share of the batch."""
         parts = self.accelerator.num_processes * self.config.accumulate
         part += self.accelerator.process_index * self.config.accumulate
         return self._to_device(
@@ -416,7 +416,7 @@ class Trainer:
 
     @torch.no_grad()
     def _diverged(self, what: str, step: int) -> str:
-        """Say where it began: at the first output that is not finite."""
+        """Name the first module whose output is not finite."""
         names, found = {m: n for n, m in self.model.named_modules()}, []
 
         def note(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -452,7 +452,7 @@ def device(name: str) -> torch.device:
 
 
 def new_accelerator(config: Config, **options: Any) -> Accelerator:
-    """Make what moves, copies and joins the tensors of a run.
+    """Create the Accelerator of a run.
 
     What the configuration does not say, `accelerate config` and its launcher may.
 

@@ -17,7 +17,7 @@ LOGITS, OPERATIONS = 2**28, 2**38
 
 
 def describe(config: Config, vocabulary: int) -> str:
-    """Train three steps on random tokens, and say what a run will cost.
+    """Train three steps on random tokens, and print what a run will cost.
 
     The steps are those of one process, without compilation and in float32. If a batch
     is too large to try, fewer windows count for all.
@@ -36,7 +36,7 @@ def describe(config: Config, vocabulary: int) -> str:
     most = min(LOGITS // vocabulary, OPERATIONS // (6 * parameters))
     windows = min(part, max(1, most // config.block))
     tokens = torch.randint(vocabulary, (windows, config.block + 1), device=at)
-    # What is kept for the backward pass; weights are there anyway.
+    # Tensors saved for the backward pass, without the weights.
     sizes = {p.untyped_storage().data_ptr(): 0 for p in model.parameters()}
 
     def keep(x: Tensor) -> Tensor:

@@ -19,12 +19,12 @@ class Preset(NamedTuple):
 
     @property
     def vocabulary(self) -> int:
-        """Distinct characters of Tiny Shakespeare, or words of WikiText-103."""
+        """Return the vocabulary size of Tiny Shakespeare or WikiText-103."""
         return 65 if self.config.corpus == "shakespeare" else 267_735
 
 
 def _labml(**options: Any) -> Config:
-    r"""Fill in what labml.ai's runs share: Noam's schedule, and 128 epochs.
+    r"""Fill in the options shared by labml.ai's runs: Noam's schedule, and 128 epochs.
 
     Its highest rate is $1/\sqrt{d_\text{model} \cdot \text{warmup}}$. An epoch reads as
     many tokens as the text has.
@@ -43,7 +43,7 @@ def _labml(**options: Any) -> Config:
 
 
 def _wikitext(**options: Any) -> Config:
-    """Fill in what the runs of Schlag et al. share (Appendix F)."""
+    """Fill in the options shared by the runs of Schlag et al. (Appendix F)."""
     shared: dict[str, Any] = {"layers": 16, "heads": 8, "d_ff": 2048, "dropout": 0.1}
     shared |= {"lr": 2.5e-4, "min_lr": 0.0, "warmup": 2000, "beta2": 0.999}
     shared |= {"weight_decay": 0.0, "clip": 0.25, "eval_every": 4000}

@@ -81,7 +81,7 @@ def run_in(
             (folder / RESULT).unlink(missing_ok=True)
             names = CONFIG, METRICS, RESULT
             for path in (*(folder / name for name in names), last, best):
-                # What a killed run was writing: see `replacing`.
+                # Temporary files of a killed run: see `replacing`.
                 for part in path.parent.glob(f".{path.name}.{8 * '[0-9a-f]'}"):
                     part.unlink()
             write_json(folder / CONFIG, about | provenance(command))
@@ -136,7 +136,7 @@ def _latest(last: Path, best: Path, resume: bool) -> Checkpoint | None:
 
 
 def _train(folder: Path, trainer: Trainer) -> dict[str, Any]:
-    """Train to the end, with metrics and checkpoints; return what it took."""
+    """Train to the end, with metrics and checkpoints; return the result of the run."""
     c, started = trainer.config, trainer.step
     peak, before, seconds, tokens = None, peak_mib(), 0.0, 0
     # Forget the lines of steps that the checkpoint does not have.
@@ -158,7 +158,7 @@ def _train(folder: Path, trainer: Trainer) -> dict[str, Any]:
             dynamic_ncols=True,
             disable=silent,
         ) as bar,
-        # A line at once, so that a killed run has written what it knew.
+        # Flush each line, so that a killed run loses none.
         open(path, "a", buffering=1, encoding="utf-8") as lines,
     ):
         for progress in trainer.run():
@@ -234,7 +234,7 @@ def say(trainer: Trainer, text: str) -> None:
 
 
 def _other_rates(config: Config, resumed: Checkpoint) -> str:
-    """Say how another number of steps changes the learning rate; "" = it does not."""
+    """Describe how another number of steps changes the learning rate; "" = it does not."""
     before, step = resumed.config, resumed.step
     ends = (step, config.steps - 1) if 0 < step < config.steps else ()
     if all(config.lr_at(t) == before.lr_at(t) for t in ends):

@@ -1,6 +1,7 @@
 """Watching the progress of a training in a notebook."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 
 from fwlab.training.loop import Progress
 
@@ -15,16 +16,13 @@ def watch(run: Iterable[Progress], steps: int) -> list[Progress]:
     The line is updated in place. The saved notebook contains only its final form, and
     no widget state. Outside a notebook, one line is printed per validation.
     """
-    try:
+    handle = None
+    with suppress(ImportError):
         from IPython import get_ipython
         from IPython.display import display
-    except ImportError:
-        shell = None
-    else:
-        shell = get_ipython()
-    line, handle = "", None
-    if shell is not None:
-        handle = display({"text/plain": "starting"}, raw=True, display_id=True)
+
+        if get_ipython() is not None:
+            handle = display({"text/plain": "starting"}, raw=True, display_id=True)
     done, validation = [], ""
     for progress in run:
         done.append(progress)

@@ -8,7 +8,6 @@ import functools
 import json
 import re
 from base64 import b64decode
-from collections.abc import Iterable
 from io import BytesIO
 
 import pytest
@@ -27,7 +26,6 @@ SHORT = """
   const texts = (css, of) => all(css, of).map((e) => e.textContent);
   const seen = (e) =>
     e.getBoundingClientRect().width > 0 && e.checkVisibility({ visibilityProperty: true });
-  const values = (css, name) => all(css).map((e) => e.getAttribute(name));
 """
 
 
@@ -102,10 +100,6 @@ class Figure:
         names = [n for n in self.tab.evaluate(entries) if n.endswith(".safetensors")]
         return [name.partition("figures/")[2] for name in names]
 
-    def overlapping(self) -> list:
-        """Texts of drawings that are cut off, or on one another."""
-        return self.ask(asks.OVERLAPPING)
-
     # What a reader does
 
     def press(self, name: str):
@@ -120,19 +114,6 @@ class Figure:
 
     def slide(self, label: str, value: float):
         self.slider(label).fill(str(value))
-
-    def sweep(self, label: str, values: Iterable, expression: str = "state()") -> list:
-        """Return what it shows with the slider at each of the values, in one go."""
-        move = f"""(input, given) => {{
-          const root = input.closest("[id^=figure-]");
-          {SHORT}
-          return given.map((value) => {{
-            input.value = value;
-            input.dispatchEvent(new Event("input", {{ bubbles: true }}));
-            return {expression};
-          }});
-        }}"""
-        return self.slider(label).evaluate(move, list(values))
 
     def drag(self, handle, x: float, y: float):
         """Move the middle of a handle to a point, in units of its drawing."""

@@ -1,41 +1,30 @@
 """What can be said of the built site without opening a browser."""
 
-import contextlib
 import gzip
 import json
-import os
 import re
 import shutil
-import socket
-import subprocess
 import sys
-import time
 import xml.etree.ElementTree as ET
 import zipfile
 from html import unescape
 from urllib.parse import unquote, urljoin, urlsplit
-from urllib.request import ProxyHandler, build_opener
 
 import pytest
 import yaml
 from built import MOVED, REPOSITORY, ROOT, SITE
 from owners import strangers
 
+sys.path.insert(0, str(ROOT / "docs" / "hooks"))
+
 import fwlab
 
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
 PACKAGE = ROOT / "fwlab"
-#: Seconds that nothing here takes, also beside other work.
-LONG = 1200.0
-MODULES = [
-    PACKAGE / "feature_maps.py",
-    *sorted((PACKAGE / "ops").rglob("*.py")),
-    *sorted((PACKAGE / "layers").rglob("*.py")),
-]
 
 
 def test_pages_are_there(site, pages):
-    """Build each Markdown page, each notebook, and each file with notes.
+    """Build each Markdown page and each notebook.
 
     An old name leads to the new one.
     """
@@ -43,15 +32,6 @@ def test_pages_are_there(site, pages):
     written = {p.relative_to(docs).with_suffix(".html") for p in docs.rglob("*.md")}
     names = {path.as_posix() for path in written}
     names |= {f"notebooks/{name}.html" for name in NOTEBOOKS}
-    names |= {f"annotated/source/layers/{n}.html" for n in ("aft", "transformer_xl")}
-    for path in (PACKAGE / "ops").rglob("naive.py"):
-        folder = path.parent.relative_to(PACKAGE / "ops").as_posix()
-        if folder != "softmax":  # its efficient version is PyTorch's
-            names.add(f"annotated/{folder.replace('/', '-')}.html")
-    rules = (PACKAGE / "ops").glob("*/*.py")
-    loops = [path.stem for path in rules if "\ndef loop(" in path.read_text("utf-8")]
-    assert len(loops) >= 10
-    names |= {f"annotated/{name}.html" for name in loops}
     assert names <= pages.keys()
     for old, new in MOVED.items():
         led = re.search(
@@ -61,63 +41,27 @@ def test_pages_are_there(site, pages):
         assert led and urljoin(old, led[1]) == new and new in pages
 
 
-@pytest.mark.slow
-def test_serve_follows_changes(site, tmp_path):
-    """Serve a copy: a page is built again when it changes.
+def test_a_changed_file_is_read_again(tmp_path, monkeypatch):
+    """As `mkdocs serve` does before it builds once more."""
+    import equations
+    import literate
 
-    So is one that is made of a file of the package.
-    """
-    copy = tmp_path / "fwlab"
-    left = shutil.ignore_patterns(".*", "site", "runs", "tests", "__pycache__")
-    shutil.copytree(ROOT, copy, ignore=left)
-    (copy / ".cache").mkdir()
-    (copy / ".cache" / "npm").symlink_to(ROOT / ".cache" / "npm")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    serve = [sys.executable, "-m", "mkdocs", "serve", "--dev-addr", address]
-    env = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(copy)}
-    env["TMPDIR"] = str(tmp_path)  # what it has built is left there
-    with open(tmp_path / "log", "w+") as log:
-        server = subprocess.Popen(serve, cwd=copy, env=env, stdout=log, stderr=log)
-        try:
-            path = urlsplit(SITE).path or "/"
-            page = f"http://{address}{path}annotated/equations.html"
-            # The page asks to be told when it has changed.
-            html = _wait_for(server, page, "Equations of the papers")
-            assert "livereload" in html
-            (scripts,) = re.findall("script-src [^;]*", html)
-            assert scripts == "script-src 'self' file: 'unsafe-inline'"
-            file = copy / "fwlab" / "ops" / "delta" / "delta.py"
-            text = file.read_text("utf-8")
-            assert text.count("# Eq. 20") == 1
-            file.write_text(text.replace("# Eq. 20", "# Eq. 12"), "utf-8")
-            source = page.replace("equations", "source/ops/delta/delta")
-            _wait_for(server, source, "Eq. 12")
-            html = _wait_for(server, page, "<table")
-            row = re.search(r'id="schlag2021-12".*?</tr>', html, re.S)
-            assert "ops/delta/delta" in row[0]
-            with (copy / "docs" / "notation.md").open("a") as notation:
-                notation.write("\nA sentence of this test.\n")
-            page = page.replace("annotated/equations", "notation")
-            _wait_for(server, page, "A sentence of this test.")
-        finally:
-            # Not as Ctrl-C, which a process started in the background of a
-            # shell does not get.
-            server.kill()
-            server.wait(timeout=LONG)
-
-
-def _wait_for(server: subprocess.Popen, page: str, words: str) -> str:
-    end = time.monotonic() + LONG
-    directly = build_opener(ProxyHandler({}))
-    while time.monotonic() < end and server.poll() is None:
-        with contextlib.suppress(OSError):
-            html = directly.open(page, timeout=LONG).read().decode()
-            if words in html:
-                return html
-        time.sleep(1)
-    raise AssertionError(f"{page} did not show {words!r}; exit code {server.poll()}")
+    loop = "fwlab/ops/delta/delta.py"
+    for name in (loop, "docs/equations.toml"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    for module in (equations, literate):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
+    number, text = ("schlag2021", "12"), (tmp_path / loop).read_text("utf-8")
+    assert text.count("# Eq. 20") == 1
+    equations.forget()
+    try:
+        assert number not in equations.code()[0]
+        (tmp_path / loop).write_text(text.replace("# Eq. 20", "# Eq. 12"), "utf-8")
+        equations.forget()
+        assert equations.code()[0][number]
+    finally:
+        equations.forget()
 
 
 def test_citation_is_that_of_the_package(site):
@@ -319,6 +263,10 @@ def test_lock_file_names_no_host():
     lock = (ROOT / "docs" / "package-lock.json").read_text("utf-8")
     assert "resolved" not in lock and "registry" not in lock
     assert lock.count('"integrity"') == lock.count('"node_modules/')
+    listed = json.loads((ROOT / "docs" / "package.json").read_text("utf-8"))
+    root = json.loads(lock)["packages"][""]
+    for kind in ("dependencies", "devDependencies"):
+        assert listed[kind] == root[kind]
 
 
 def test_example_of_the_page_on_installing_runs():

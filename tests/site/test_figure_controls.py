@@ -3,7 +3,6 @@
 import json
 import re
 import tomllib
-from copy import deepcopy
 from itertools import pairwise
 from urllib.parse import parse_qs, urlencode
 
@@ -69,11 +68,6 @@ def test_a_key_on_an_axis_has_no_features(fresh):
     assert "k = (0.0, 1.2) lies on an axis: no feature fires" in figure.words()
     figure.drag(key, 104 + 45 * 1.5, 120 - 45 * 3)  # stays in the plane
     assert figure.state()["keys"][0] == [1.5, 2]
-    texts = figure.texts("[data-feature]")
-    shown = figure.state()
-    for n, text in enumerate(texts[:4]):
-        value = shown["features"][0][n]
-        assert text == ("0" if not value else f"{value:.2f} → 1.00")
 
 
 # AFT
@@ -103,11 +97,10 @@ def test_plot_lies_under_the_slider(fresh, width):
     figure = fresh("aft", (width, 900))
     box = figure.slider("Large key").bounding_box()
     line = "(({ x, width }) => x + width / 2)(all('[data-part=marker]')[0].getBoundingClientRect())"
-    for value, middle in zip(
-        (-20, 60, 200), figure.sweep("Large key", (-20, 60, 200), line), strict=True
-    ):
+    for value in (-20, 60, 200):
+        figure.slide("Large key", value)
         thumb = box["x"] + 8 + (value + 20) / 220 * (box["width"] - 16)
-        assert middle == pytest.approx(thumb, abs=2)
+        assert figure.ask(line) == pytest.approx(thumb, abs=2)
 
 
 # Chunks
@@ -328,38 +321,6 @@ def test_a_right_answer_is_played(fresh):
         fill(puzzles, {"flip: β": "2"})
         steps = len(puzzles.texts(".fw-tape > div")) if motion != "reduce" else 0
         assert puzzles.ask("document.getAnimations().length") == steps
-
-
-#: Changes of a right answer: of which puzzle, which cells, and what is said of it.
-MISTAKES = """
-keep; a=, key: one => ✗ a=, key: expected numbers such as 1, 0.5, 1/2 or √3,
-keep; a=, key: 1 0 => need the same length; there are 2 and 1.
-keep; a=, key: 1 0; a?, query: 1 0 => ✗ At most 1 column, got 2.
-keep; a=, beta: 2 => ✗ a=: expected β · |key|² from 0 to 1, got 2.
-keep; a=, key: 0.001 => in size; got 0.001.
-keep; a=, beta: 1 1 => ✗ a=: expected one number as β.
-keep; a=, value: 1 1 => ✗ a=: expected 1 numbers as the value.
-keep; a=, value: 7 => the last reading is 7, expected 3.
-flip; flip, value: x => ✗ flip: no number comes with this token
-names; b=, key: 0.5 0 => a= and b= share a key: what one writes takes the place
-names; b=, key: 3/5 4/5 => its key and the query of a? overlap, with a product of 0.6.
-names; a?, query: 0 1 => What a=3,1 writes is not read: its key and the query of a? are
-names; a=, value: 2*x => a=3,1 takes it from 0,0 to 6,2, not to 3,1; of what its key held
-names; a=, value: 0 => a=3,1 changes nothing: its key holds that value already
-"""
-
-
-def test_what_is_wrong_in_a_puzzle_is_said(fresh):
-    """And which idea fails."""
-    figure = fresh("puzzles")
-    puzzles = tomllib.loads((FIGURES / "puzzles.toml").read_text("utf-8"))
-    for line in MISTAKES.strip().splitlines():
-        changes, _, said = line.partition(" => ")
-        name, *cells = changes.split("; ")
-        answer = deepcopy(puzzles[name]["answer"])
-        for kind, field, text in (re.split(", |: ", cell) for cell in cells):
-            answer[kind][0][field] = text
-        assert said in figure.ask("root.figure.judge(...given).says", [name, answer])
 
 
 def test_nothing_kept_that_cannot_be_read(puzzles):

@@ -1,7 +1,7 @@
-"""What figures compute in the page is what fwlab computes.
+"""What figures compute is what fwlab computes.
 
-Each case sets its figure as a reader does, and yields pairs: what the page has,
-and what the formulas of fwlab have for the same inputs.
+Each case yields pairs: what a script has, by Node, for some states of its figure, and
+what the formulas of fwlab have for the same inputs.
 """
 
 import functools
@@ -9,6 +9,7 @@ import json
 import math
 import re
 import tomllib
+from copy import deepcopy
 from itertools import pairwise, zip_longest
 
 import pytest
@@ -17,6 +18,7 @@ from built import ROOT
 from moves import NAMES, PLACES, WORDS
 from pair import PairConfig, pair_model
 from safetensors import safe_open
+from script import computed
 from torch.nn import functional as F
 
 from fwlab import ops
@@ -34,66 +36,66 @@ def sequence(*rows):
     return [x[None, :, None] for x in rows]
 
 
+def written(rule: str, k, v, beta: float = 1):
+    """Return W after all pairs."""
+    k, v, beta = sequence(k, v, double([beta] * len(k)))
+    if rule == "sum":
+        _, W = ops.sum_rule(k, k, v, normalize=False, return_state=True)
+    else:
+        write = {"gated": ops.gated_rule}.get(rule, ops.delta_rule)
+        _, W = write(k, k, v, beta, return_state=True)
+    return W[0, 0]
+
+
 # Rules on a few pairs
 
 
-def memory(figure):
-    """W and every reading, for each rule, after writes and with a turned key."""
-    for rule, beta in (("delta", 1), ("delta", 0.35), ("gated", 0.6), ("sum", 1)):
-        figure.press("Two close keys")
-        figure.choose(rule)
-        if rule != "sum":
-            figure.slide("Write strength", beta)
-        figure.press("Write")
-        figure.slider("Key A").press("ArrowUp")
-        shown = figure.state()
-        pairs = [*shown["pairs"], shown["next"]]
-        for one in pairs:
-            angle = math.radians(one["degrees"])
-            yield one["key"], [math.cos(angle), math.sin(angle)]
-        k, v = (double([p[x] for p in pairs[:-1]]) for x in ("key", "value"))
-        k, v, beta = sequence(k, v, double([beta] * len(k)))
-        if rule == "sum":
-            _, W = ops.sum_rule(k, k, v, normalize=False, return_state=True)
-        else:
-            write = {"delta": ops.delta_rule, "gated": ops.gated_rule}[rule]
-            _, W = write(k, k, v, beta, return_state=True)
-        yield shown["W"], W[0, 0]
-        read = double([p["key"] for p in pairs]) @ W[0, 0].mT
-        yield [p["readback"] for p in pairs], read
-        off = (read - double([p["value"] for p in pairs])).norm(dim=-1)
-        yield [p["error"] for p in pairs], off
+def memory(compute):
+    """W and every reading, for each rule."""
+    places = [(45, [0.9, 0.8]), (65, [-1, 0.5]), (140, [0.6, -1])]
+    pairs = [{"degrees": angle, "value": value} for angle, value in places]
+    settings = [("delta", 1), ("delta", 0.35), ("gated", 0.6), ("sum", 1)]
+    states = [
+        {"rule": rule, "beta": beta, "pairs": pairs, "next": pairs[0]}
+        for rule, beta in settings
+    ]
+    for (rule, beta), shown in zip(settings, compute(states), strict=True):
+        keys = double([one["key"] for one in shown["pairs"]])
+        angles = double([angle for angle, _ in places]).deg2rad()
+        yield keys.tolist(), torch.stack([angles.cos(), angles.sin()], dim=-1)
+        values = double([value for _, value in places])
+        W = written(rule, keys, values, beta)
+        yield shown["W"], W
+        read = keys @ W.mT
+        yield [one["readback"] for one in shown["pairs"]], read
+        yield [one["error"] for one in shown["pairs"]], (read - values).norm(dim=-1)
 
 
-def dpfp(figure):
+def dpfp(compute):
     """Features of both keys, in fwlab's order, and their overlaps."""
-    for nu in (1, 2, 3):
-        figure.choose(f"ν = {nu}")
-        for key in ("ArrowLeft", "ArrowDown", "PageDown"):
-            figure.slider("Key k, the circle").press(key)
-            shown = figure.state()
-            k = double(shown["keys"])
-            phi = DPFP(nu)(k)
-            share, unit, straight = (
-                sum_normalize(phi),
-                l2_normalize(phi),
-                l2_normalize(k),
-            )
-            yield shown["features"], phi
-            yield shown["normalised"], share
-            yield [shown["dot"], shown["cosine"]], [phi[0] @ phi[1], unit[0] @ unit[1]]
-            yield shown["normalisedDot"], share[0] @ share[1]
-            yield shown["plainDot"], k[0] @ k[1]
-            yield shown["plainCosine"], straight[0] @ straight[1]
+    states = [
+        {"nu": nu, "keys": [[0.6, 1.2], second]}
+        for nu in (1, 2, 3)
+        for second in ([-0.4, 1.4], [1.1, 0.3], [-0.7, -1])
+    ]
+    for state, shown in zip(states, compute(states), strict=True):
+        k = double(state["keys"])
+        phi = DPFP(state["nu"])(k)
+        share, unit, straight = sum_normalize(phi), l2_normalize(phi), l2_normalize(k)
+        yield shown["features"], phi
+        yield shown["normalised"], share
+        yield [shown["dot"], shown["cosine"]], [phi[0] @ phi[1], unit[0] @ unit[1]]
+        yield shown["normalisedDot"], share[0] @ share[1]
+        yield shown["plainDot"], k[0] @ k[1]
+        yield shown["plainCosine"], straight[0] @ straight[1]
 
 
-def capacity(figure):
+def capacity(compute):
     """Losses after every number of pairs; none is below the law."""
-    for width, nu, kind in ((16, 1, "random"), (4, 3, "orthogonal")):
-        figure.slide("Width of a key", width)
-        figure.choose(f"ν = {nu}")
-        figure.css(f"input[value={kind}]").check()
-        for name, memory in figure.state()["memories"].items():
+    settings = [(16, 1, "random"), (4, 3, "orthogonal")]
+    states = [dict(zip(("width", "nu", "kind"), x, strict=True)) for x in settings]
+    for (width, nu, _), shown in zip(settings, compute(states), strict=True):
+        for name, memory in shown["memories"].items():
             keys, room = double(memory["keys"]), memory["room"]
             yield room, DPFP(nu).width(width) if name == "dpfp" else width
             phi = l2_normalize(DPFP(nu)(keys)) if name == "dpfp" else keys
@@ -101,26 +103,23 @@ def capacity(figure):
             yield memory["law"], limits
             assert (double(memory["losses"]) - double(limits)).min() > -1e-9
             for S in (1, 15, 17, 128):
-                k, v, beta = sequence(
-                    phi[:S], torch.eye(S).double(), torch.ones(S).double()
-                )
-                if name == "sum":
-                    _, W = ops.sum_rule(k, k, v, normalize=False, return_state=True)
-                else:
-                    _, W = ops.delta_rule(k, k, v, beta, return_state=True)
-                read = phi[:S] @ W[0, 0].mT
+                W = written(name, phi[:S], torch.eye(S).double())
+                read = phi[:S] @ W.mT
                 yield memory["losses"][S - 1], loss(read, torch.arange(S))
                 others = read - torch.diag(torch.full((S,), 1e9))
                 right = (read.diagonal() > others.amax(1) + 1e-9).sum()
                 yield memory["right"][S - 1], right if S > 1 else 1
 
 
-def forgets(figure):
+def forgets(compute):
     """Yield what five memories read for every key that is asked for."""
-    for preset in ("Keys change", "New topic", "Room for all"):
-        figure.press(preset)
-        figure.until("state().complete")
-        shown = figure.state()
+    many = " ".join(f"k{i}=v{i % 7}" for i in range(20))
+    states = [
+        {"width": 16, "beta": 0.8, "decay": 0.95},
+        {"text": "a=red b=blue | c=blue a=green c=red", "width": 4, "decay": 0.7},
+        {"text": many, "width": 64, "beta": 0.35},
+    ]
+    for shown in compute(states, "{ ...figure.state, ...state, ...found }"):
         keys, values = dict(shown["keys"]), dict(shown["values"])
         k, v = (
             double([of[p[i]] for p in shown["pairs"]])
@@ -155,13 +154,10 @@ def forgets(figure):
 # Attention Free Transformer
 
 
-def biases(figure):
-    """Weights and outputs of each form, with a bias that is changed."""
-    for form in ("conv", "local", "full", "simple"):
-        figure.choose(form)
-        if form != "simple":
-            figure.slide("Bias", 3.5)
-        shown = figure.state()
+def biases(compute):
+    """Weights and outputs of each form."""
+    states = [{"form": form} for form in ("conv", "local", "full", "simple")]
+    for shown in compute(states):
         w, seen = (double(shown[x]).nan_to_num() for x in ("bias", "weights"))
         k, v = (double(shown[x])[None, :, None] for x in ("keys", "values"))
         # Outputs; and weights, as the outputs of one-hot values.
@@ -183,59 +179,72 @@ def quotients(k, v, c):
     return rows
 
 
-def aft(figure):
+def aft(compute):
     """Four ways to compute float32 outputs, for large keys of every kind."""
-    for step in (4, 6):
-        figure.choose(str(step))
-        for size in (-20, 60, 88, 103, 106, 200):
-            figure.slide("Large key", size)
-            shown = figure.state()
-            keys, v = (torch.tensor(shown[x]) for x in ("keys", "values"))
-            ends = [4 * (t // 4 + 1) for t in range(8)]
-            k, y = keys[None, :, None], v[None, :, None]
-            open_gate = 100 + 0 * k
-            exact = ops.aft_simple(open_gate.double(), k.double(), y.double())[0, :, 0]
-            yield shown["exact"], exact
-            wanted = {
-                "none": quotients(keys, v, [0] * 8),
-                "global": quotients(keys, v, [keys.max()] * 8),
-                "tile": quotients(keys, v, [keys[:end].max() for end in ends]),
-                "running": ops.aft_simple(open_gate, k, y)[0, :, 0].tolist(),
-            }
-            for name, outputs in wanted.items():
-                method = shown["methods"][name]
-                lost = [t + 1 for t, y in enumerate(outputs) if not math.isfinite(y)]
-                assert method["lost"] == lost, (name, step, size)
-                got = [y for y in map(float, method["outputs"]) if math.isfinite(y)]
-                kept = [y for y in outputs if math.isfinite(y)]
-                assert got == pytest.approx(kept, rel=1e-6)
-                errors = [
-                    abs(y / x - 1) for y, x in zip(outputs, exact.tolist(), strict=True)
-                ]
-                wrong = [t + 1 for t, e in enumerate(errors) if e > 1e-3]
-                assert method["wrong"] == [t for t in wrong if t not in lost], name
-                plotted = shown["worst"][name][size + 20]
-                assert plotted["lost"] == bool(lost)
-                finite = [e for t, e in enumerate(errors, 1) if t not in lost]
-                assert plotted["error"] == pytest.approx(
-                    max(finite, default=0), rel=0.02, abs=5e-7
-                )
+    sizes = (-20, 60, 88, 103, 106, 200)
+    states = [{"step": step, "large": size} for step in (4, 6) for size in sizes]
+    for state, shown in zip(states, compute(states), strict=True):
+        keys, v = (torch.tensor(shown[x]) for x in ("keys", "values"))
+        ends = [4 * (t // 4 + 1) for t in range(8)]
+        k, y = keys[None, :, None], v[None, :, None]
+        open_gate = 100 + 0 * k
+        exact = ops.aft_simple(open_gate.double(), k.double(), y.double())[0, :, 0]
+        yield shown["exact"], exact
+        wanted = {
+            "none": quotients(keys, v, [0] * 8),
+            "global": quotients(keys, v, [keys.max()] * 8),
+            "tile": quotients(keys, v, [keys[:end].max() for end in ends]),
+            "running": ops.aft_simple(open_gate, k, y)[0, :, 0].tolist(),
+        }
+        for name, outputs in wanted.items():
+            method = shown["methods"][name]
+            lost = [t + 1 for t, y in enumerate(outputs) if not math.isfinite(y)]
+            assert method["lost"] == lost, (name, state)
+            got = [y for y in map(float, method["outputs"]) if math.isfinite(y)]
+            kept = [y for y in outputs if math.isfinite(y)]
+            assert got == pytest.approx(kept, rel=1e-6)
+            errors = [
+                abs(y / x - 1) for y, x in zip(outputs, exact.tolist(), strict=True)
+            ]
+            wrong = [t + 1 for t, e in enumerate(errors) if e > 1e-3]
+            assert method["wrong"] == [t for t in wrong if t not in lost], name
+            plotted = shown["worst"][name][state["large"] + 20]
+            assert plotted["lost"] == bool(lost)
+            finite = [e for t, e in enumerate(errors, 1) if t not in lost]
+            assert plotted["error"] == pytest.approx(
+                max(finite, default=0), rel=0.02, abs=5e-7
+            )
+
+
+@pytest.mark.parametrize("case", [memory, dpfp, capacity, forgets, biases, aft])
+def test_a_figure_computes_what_fwlab_does(tmp_path, case):
+    def compute(states, of="found"):
+        ask = "given.map((state) => ({ ...figure.state, ...state })).map((state) => "
+        ask += f"((found) => ({of}))(figure.compute(state)))"
+        return computed(case.__name__, ask, states, tmp_path)
+
+    count = 0
+    for got, wanted in case(compute):
+        wanted = torch.as_tensor(wanted).double()
+        torch.testing.assert_close(double(got), wanted, rtol=1e-6, atol=1e-6)
+        count += 1
+    assert count > 7
 
 
 # Feedback
 
 
-def test_feedback_shows_what_reads_what(fresh):
+def test_feedback_shows_what_reads_what(tmp_path):
     """Show all that a state can depend on, by the definitions of both models.
 
     And a path to it that is as long as its page says.
     """
-    figure = fresh("feedback", motion="reduce")
     layers, steps = range(4), range(1, 7)
-    for l, t in ((0, 5), (3, 1), (1, 2), (2, 3), (3, 6)):
-        figure.css("svg").first.locator(f"[data-state='{l},{t}']").click()
-        shown = figure.state()
-        assert shown["chosen"] == [l, t]
+    chosen = [(l, t) for l in layers for t in steps]
+    ask = "given.map((chosen) => figure.compute({ chosen, drawn: 99 }))"
+    for (l, t), models in zip(
+        chosen, computed("feedback", ask, chosen, tmp_path), strict=True
+    ):
         past = {(k, j) for j in steps for k in layers if j < t}
         below = {(k, j) for j in steps for k in range(l) if j <= t}
         direct = {
@@ -244,10 +253,11 @@ def test_feedback_shows_what_reads_what(fresh):
         }
         found = {"transformer": below, "feedback": past | {(k, t) for k in range(l)}}
         depth = {"transformer": l, "feedback": (t - 1) * layers[-1] + l}
-        for name, now in shown["models"].items():
+        for name, now in models.items():
             assert {*map(tuple, now["direct"])} == direct[name]
-            assert {*map(tuple, now["reachable"])} == (found[name] if l else set())
-            assert now["longest"] == len(now["path"]) - 1 == (depth[name] if l else 0)
+            reachable = {tuple(map(int, one.split(","))) for one in now["reachable"]}
+            assert reachable == (found[name] if l else set())
+            assert now["count"] == len(now["path"]) - 1 == (depth[name] if l else 0)
             assert all(tuple(low) != tuple(high) for low, high in pairwise(now["path"]))
 
 
@@ -283,18 +293,20 @@ def close(got, wanted):
 
 
 @torch.no_grad()
-def test_the_pair_answers_as_pytorch_does(fresh):
-    home = fresh("live", motion="reduce")
-    home.start()
-    shown = home.state()
+def test_the_pair_answers_as_pytorch_does(tmp_path):
+    paths = {
+        rule: str(FIGURES / f"live/{rule}.safetensors") for rule in ("sum", "delta")
+    }
+    ask = "({ facts: figure.state.facts, answers: given.map((path) => "
+    ask += "figure.run(load(path), figure.state.facts).answers) })"
+    shown = computed("live", ask, [*paths.values()], tmp_path)
     facts = shown["facts"]
     told = [word for name, place in facts for word in (name, "is", "in", place, ".")]
-    for rule, answers in shown["answers"].items():
+    for rule, answers in zip(paths, shown["answers"], strict=True):
         for answer in answers:
             text = [*told, "Where", "is", answer["name"], "?"]
-            logits = model(f"live/{rule}")(torch.tensor([[*map(WORDS.index, text)]]))[
-                0, -1
-            ]
+            words = torch.tensor([[*map(WORDS.index, text)]])
+            logits = model(f"live/{rule}")(words)[0, -1]
             close(answer["logits"], logits)
             assert answer["said"] == WORDS[int(logits.argmax())]
             places = [place for name, place in facts if name == answer["name"]]
@@ -446,11 +458,16 @@ def test_sizes_of_hybrid_models():
 PUZZLES = tomllib.loads((FIGURES / "puzzles.toml").read_text("utf-8"))
 
 
-def test_answers_to_puzzles_are_right(fresh):
+def judged(answers: list, folder) -> list[dict]:
+    """Judge answers as the page does: each the name of a puzzle, and its rows."""
+    ask = "given.map(([name, answer]) => figure.judge(name, answer))"
+    return computed("puzzles", ask, answers, folder)
+
+
+def test_answers_to_puzzles_are_right(tmp_path):
     """By the page, of the best size; and by the rules of fwlab."""
-    figure = fresh("puzzles")
-    for name, puzzle in PUZZLES.items():
-        verdict = figure.ask("root.figure.judge(...given)", [name, puzzle["answer"]])
+    verdicts = judged([(name, p["answer"]) for name, p in PUZZLES.items()], tmp_path)
+    for (name, puzzle), verdict in zip(PUZZLES.items(), verdicts, strict=True):
         assert verdict["right"] and verdict["size"] == puzzle["best"], name
         assert verdict["says"].endswith(f"Nothing smaller exists: {puzzle['why']}.")
         by_fwlab(puzzle)
@@ -490,11 +507,35 @@ def by_fwlab(puzzle: dict) -> None:
         assert torch.allclose(y[0, [*expected], 0], double([*expected.values()]))
 
 
-@pytest.mark.parametrize("case", [memory, dpfp, capacity, forgets, biases, aft])
-def test_page_computes_what_fwlab_does(fresh, case):
-    count = 0
-    for got, wanted in case(fresh(case.__name__)):
-        wanted = torch.as_tensor(wanted).double()
-        torch.testing.assert_close(double(got), wanted, rtol=1e-6, atol=1e-6)
-        count += 1
-    assert count > 7
+#: Changes of a right answer: of which puzzle, which cells, and what is said of it.
+MISTAKES = """
+keep; a=, key: one => ✗ a=, key: expected numbers such as 1, 0.5, 1/2 or √3,
+keep; a=, key: 1 0 => need the same length; there are 2 and 1.
+keep; a=, key: 1 0; a?, query: 1 0 => ✗ At most 1 column, got 2.
+keep; a=, beta: 2 => ✗ a=: expected β · |key|² from 0 to 1, got 2.
+keep; a=, key: 0.001 => in size; got 0.001.
+keep; a=, beta: 1 1 => ✗ a=: expected one number as β.
+keep; a=, value: 1 1 => ✗ a=: expected 1 numbers as the value.
+keep; a=, value: 7 => the last reading is 7, expected 3.
+flip; flip, value: x => ✗ flip: no number comes with this token
+names; b=, key: 0.5 0 => a= and b= share a key: what one writes takes the place
+names; b=, key: 3/5 4/5 => its key and the query of a? overlap, with a product of 0.6.
+names; a?, query: 0 1 => What a=3,1 writes is not read: its key and the query of a? are
+names; a=, value: 2*x => a=3,1 takes it from 0,0 to 6,2, not to 3,1; of what its key held
+names; a=, value: 0 => a=3,1 changes nothing: its key holds that value already
+"""
+
+
+def test_what_is_wrong_in_a_puzzle_is_said(tmp_path):
+    """And which idea fails."""
+    cases, wanted = [], []
+    for line in MISTAKES.strip().splitlines():
+        changes, _, said = line.partition(" => ")
+        name, *cells = changes.split("; ")
+        answer = deepcopy(PUZZLES[name]["answer"])
+        for kind, field, text in (re.split(", |: ", cell) for cell in cells):
+            answer[kind][0][field] = text
+        cases.append((name, answer))
+        wanted.append(said)
+    for verdict, said in zip(judged(cases, tmp_path), wanted, strict=True):
+        assert said in verdict["says"]

@@ -103,7 +103,7 @@ def test_for_all_readers(fresh, name, size):
     tab.evaluate(AXE.read_text("utf-8"))
     assert tab.evaluate(of_figure(name)) == []
     assert figure.wide() <= size[0]
-    assert figure.overlapping() == []
+    assert figure.ask(asks.OVERLAPPING) == []
     if phone:
         fingers(figure)
     else:
@@ -118,10 +118,10 @@ def test_for_all_readers(fresh, name, size):
 
 
 def fingers(figure):
-    """Expect handles, buttons and cells of at least 44 px, 24 in a table."""
+    """Expect handles, buttons and cells of at least 44 px, 40 in a table."""
     kinds = ".fw-handle, .fw-tap, .fw-button, .fw-choice label, [type=range]"
     small = f"all('{kinds}').filter((e) => seen(e) && !e.closest('[hidden]'))"
-    small += ".map((e) => [e.textContent, e.getBoundingClientRect(), e.closest('th') ? 24 : 43.5])"
+    small += ".map((e) => [e.textContent, e.getBoundingClientRect(), e.closest('th') ? 40 : 43.5])"
     small += ".filter(([, b, least]) => Math.min(b.width, b.height) < least)"
     assert figure.ask(small) == []
 

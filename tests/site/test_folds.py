@@ -236,7 +236,7 @@ def test_a_browser_that_keeps_nothing(look, broken):
     """Parts open all the same, until the page is left; `look` would see an error."""
     tab = look("404.html", alone=True)
     tab.add_init_script(broken)
-    # What the theme does with a blocked store is its own.
+    # Ignore errors of the theme when storage is blocked: they are not ours.
     tab.add_init_script("addEventListener('error', (e) => e.preventDefault(), true)")
     tab.goto(tab.url.replace("404.html", PAGE), wait_until="load")
     buttons(tab).nth(0).click()

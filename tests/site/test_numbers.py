@@ -106,7 +106,7 @@ def test_a_number_is_explained(look, numbers, page):
         shown.to_be_visible()
         go()
         shown.to_be_hidden()
-    # And the full stop after a formula that can be broken.
+    # A full stop stays with its formula, also one that can be broken.
     marks = tab.locator(".katex .fw-kept")
     assert marks.count() > 0
     hidden = "all => all.filter((e) => e.lastChild.data && e.closest('[aria-hidden]'))"

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 from built import until
 
-#: Of each handle its figure, and what of the state it moves.
+#: One of each kind, with its figure and what of the state it moves.
 HANDLES = {
     "Key A": ("memory", "pairs[0].degrees"),
     "New value": ("memory", "next.value"),
@@ -70,7 +70,6 @@ def in_the_middle(tab, element) -> None:
     assert tab.evaluate("scrollY > 50")
 
 
-#: One of each kind: an angle, a point, a key in the plane.
 @pytest.mark.parametrize("name", HANDLES)
 def test_handle_follows_a_finger(look, name):
     """Down and up, where the page would scroll, and across; beside it, it scrolls."""
@@ -110,20 +109,6 @@ def test_the_nearest_handle_is_taken(look):
         slide(tab, (x, y), (x - 20 + 60 * j, y + 60 - 100 * j))
         assert state(tab, "memory", f"pairs[{1 - j}].degrees") == before
         assert state(tab, "memory", f"pairs[{j}].degrees") != mine
-
-
-def test_slider_follows_a_finger(look):
-    tab = phone(look, "memory", motion="reduce")
-    slider = tab.locator("#figure-memory input[type=range]")
-    in_the_middle(tab, slider)
-    box = slider.bounding_box()
-    assert box["height"] >= 44
-    share = slider.evaluate("(e) => (e.value - e.min) / (e.max - e.min)")
-    x, y = box["x"] + 8 + share * (box["width"] - 16), middle(box)[1]
-    value = slider.input_value()
-    slide(tab, (x, y), (x + (-60 if share > 0.5 else 60), y + 3))
-    assert slider.input_value() != value
-    assert tab.evaluate("cancelled") == 0
 
 
 def test_a_tap_chooses_a_state_and_a_swipe_scrolls(look):

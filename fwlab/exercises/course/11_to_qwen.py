@@ -1,21 +1,26 @@
 """Layers of today."""
 
 import json
+import sys
+from collections.abc import Callable, Mapping
 from functools import partial
-from importlib import resources
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from fwlab import ops
+import fwlab.models
 from fwlab.exercises.answers import Wrong, ask, normal
 from fwlab.exercises.course.delta_rule import delta_step
+from fwlab.exercises.course.since_2021 import gated_delta_step
+from fwlab.exercises.course.start_here import read_memory
 from fwlab.exercises.notation import exercise
 from fwlab.exercises.properties import exactly
 from fwlab.feature_maps import l2_normalize
-from fwlab.ops.delta import gated_delta
+from fwlab.files import result
 
 # --- what the published layer returns -------------------------------------
 
@@ -31,8 +36,7 @@ def published(name: str) -> tuple[dict[str, Any], Tensor]:
     - Returns the arguments by name and in order, in float64, and the outputs
       `[batch, time, d_model]`.
     """
-    file = resources.files("fwlab") / "data" / "results" / "qwen-layer.json"
-    case = json.loads(file.read_text())["cases"][name]
+    case = result("qwen-layer")["cases"][name]
     outputs = torch.tensor(case["outputs"], dtype=torch.float64)
     return drawn(Generator().manual_seed(case["seed"]), **case["sizes"]), outputs
 
@@ -72,16 +76,13 @@ def measured(name: str) -> dict[str, list[dict[str, Any]]]:
       the settings in `data/results/qwen-parts.json`; or "hybrid", which is
       `docs/reproduce/hybrid.py --quick`.
     """
-    folder = resources.files("fwlab") / "data" / "results"
-    rows: dict[str, list[dict[str, Any]]] = {}
     if name == "hybrid":
-        found = json.loads((folder / "hybrid.quick.json").read_text("utf-8"))
-        for run in found["points"]:
-            rows.setdefault(run["stack"], []).append(run)
-        return rows
-    found = json.loads((folder / "qwen-parts.json").read_text("utf-8"))
-    for run in found[name]["runs"]:
-        rows.setdefault(run["row"], []).append(run)
+        kind, runs = "stack", result("hybrid.quick")["points"]
+    else:
+        kind, runs = "row", result("qwen-parts")[name]["runs"]
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        rows.setdefault(run[kind], []).append(run)
     return rows
 
 
@@ -163,6 +164,15 @@ def value_groups(x, value_heads):
 
 
 # --- modern_layer ----------------------------------------------------------
+
+
+def gated_delta_rule(q, k, v, beta, log_decay):
+    """Repeat the step of notebook 10 from an empty memory; read after each token."""
+    W, y = v.new_zeros(*v[:, 0].shape, k.shape[-1]), []
+    for t in range(q.shape[1]):
+        W = gated_delta_step(W, k[:, t], v[:, t], beta[:, t], log_decay[:, t].exp())
+        y.append(read_memory(W, q[:, t]))
+    return torch.stack(y, 1)
 
 
 def _as_published(answer, reference, generator):
@@ -279,8 +289,7 @@ def modern_layer(x, W_qkv, conv, W_z, W_b, W_a, A_log, dt_bias, norm, W_out, key
     ✗ The strength is 1 everywhere. It is the sigmoid of W_b x.
         torch.sigmoid(x @ W_b.T) -> torch.ones_like(x @ W_b.T)
     ✗ The exponential of A_log is missing.
-        -A_log.exp() -> -A_log ; y = ops.gated_delta_rule(q, k, -> y, _ = gated_delta.loop(q, k,
-          ; beta, log_decay) -> beta, log_decay, x.new_zeros(1, heads, width, q.shape[-1]))
+        -A_log.exp() -> -A_log
     ✗ dt_bias is not added.
         + dt_bias ->
     ✗ The decay has a sigmoid in place of the softplus.
@@ -320,7 +329,7 @@ def modern_layer(x, W_qkv, conv, W_z, W_b, W_a, A_log, dt_bias, norm, W_out, key
       and keys have key_heads heads until value_groups.
     ? F.pad((x @ W_qkv.T).mT, (3, 0)) puts three zeros before the first token; F.conv1d
       with groups=len(conv) takes conv[:, None].
-    ? The rule is ops.gated_delta_rule(q, k, v, beta, log_decay), the norm F.rms_norm(y,
+    ? The rule is gated_delta_rule(q, k, v, beta, log_decay), the norm F.rms_norm(y,
       (value,), norm, 1e-6), once for each head.
     """
     heads, width = len(A_log), len(norm)
@@ -334,7 +343,7 @@ def modern_layer(x, W_qkv, conv, W_z, W_b, W_a, A_log, dt_bias, norm, W_out, key
     q, k = value_groups(q * q.shape[-1] ** -0.5, heads), value_groups(k, heads)
     beta = torch.sigmoid(x @ W_b.T)
     log_decay = -A_log.exp() * F.softplus(x @ W_a.T + dt_bias)
-    y = ops.gated_delta_rule(q, k, v.unflatten(-1, (heads, -1)), beta, log_decay)
+    y = gated_delta_rule(q, k, v.unflatten(-1, (heads, -1)), beta, log_decay)
     y = F.rms_norm(y, (width,), norm, 1e-6)
     return (y.flatten(-2) * F.silu(x @ W_z.T)) @ W_out.T
 
@@ -474,7 +483,7 @@ def answers(W_qkv: Tensor, conv: Tensor, tokens: list[int]) -> Tensor:
     qkv = F.conv1d(F.pad((x @ W_qkv.T).mT, (3, 0)), conv[:, None], groups=len(conv))
     q, k, v = F.silu(qkv).mT[None].unflatten(-1, (3, 1, -1)).unbind(2)
     one = torch.ones_like(q[..., 0])
-    y: Any = ops.gated_delta_rule(l2_normalize(q), l2_normalize(k), v, one, 0 * one)
+    y = gated_delta_rule(l2_normalize(q), l2_normalize(k), v, one, 0 * one)
     return y[0, :, 0]
 
 
@@ -545,3 +554,130 @@ def recall_by_hand(n):
     conv[0, :, -1] = conv[2, :, -1] = 1  # query and value: of this token
     conv[1, :, -2] = 1  # key: the token before
     return W_qkv, conv.flatten(0, 1)
+
+
+# --- a small Qwen ----------------------------------------------------------
+
+#: The configuration of a checkpoint: Qwen3.5's shape, small.
+SMALL: dict[str, Any] = {
+    "model_type": "qwen3_5_text",
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 0.25,
+    },
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+}
+
+
+def new_qwen(letters: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Draw the weights of a small Qwen, ready to be trained.
+
+    - `letters`: the size of its vocabulary.
+    - Returns them twice: part by part, as a model uses them, and by published name.
+    """
+    d, d_ff = 32, 64
+    delta = {
+        **{"in_proj_qkv": (64, d), "conv1d": (64, 1, 4), "in_proj_z": (32, d)},
+        **{"in_proj_b": (4, d), "in_proj_a": (4, d), "A_log": (4,), "dt_bias": (4,)},
+        **{"norm": (8,), "out_proj": (d, 32)},
+    }
+    attention = {
+        **{"q_proj": (64, d), "k_proj": (16, d), "v_proj": (16, d)},
+        **{"q_norm": (16,), "k_norm": (16,), "o_proj": (d, 32)},
+    }
+    mlp = {"gate_proj": (d_ff, d), "up_proj": (d_ff, d), "down_proj": (d, d_ff)}
+    norms = {"input_layernorm": (d,), "post_attention_layernorm": (d,)}
+    first = {"dt_bias": -3.0, "norm": 1.0}  # memories fade slowly; a norm of 1
+    weights: dict[str, Tensor] = {}
+
+    def draw(shapes: Mapping[str, tuple[int, ...]], at: str) -> dict[str, Tensor]:
+        drawn = {}
+        for name, shape in shapes.items():
+            x = torch.zeros(shape) + (first.get(name, 0.0) if "linear" in at else 0.0)
+            x = torch.randn(shape) * shape[-1] ** -0.5 if len(shape) > 1 else x
+            drawn[name] = x.requires_grad_()
+            bare = name in ("A_log", "dt_bias")
+            weights[f"model.{at}{name}{'' if bare else '.weight'}"] = x
+        return drawn
+
+    qwen: dict[str, Any] = draw({"embed_tokens": (letters, d), "norm": (d,)}, "")
+    qwen["layers"] = []
+    for i, kind in enumerate(SMALL["layer_types"]):
+        at, linear = f"layers.{i}.", kind == "linear_attention"
+        mixer = (
+            draw(delta, f"{at}linear_attn.")
+            if linear
+            else draw(attention, f"{at}self_attn.")
+        )
+        parts = {"mixer": mixer, "mlp": draw(mlp, f"{at}mlp.")}
+        qwen["layers"].append(draw(norms, at) | parts)
+    return qwen, weights
+
+
+def as_published(weights: dict[str, Tensor], text: Tensor, logits: Tensor) -> str:
+    """Save a small Qwen, let published code open and run it, and say if it agrees.
+
+    That code is transformers; where it is missing, `fwlab.models.load`.
+
+    - `weights`: by published name, from `new_qwen`.
+    - `text`, `logits`: tokens `[batch, time]`, and what somebody's model returns.
+    """
+    from safetensors.torch import save_file
+
+    letters = len(weights["model.embed_tokens.weight"])
+    with TemporaryDirectory() as folder, torch.no_grad():
+        saved = {name: w.detach() for name, w in weights.items()}
+        save_file(saved, f"{folder}/model.safetensors", {"format": "pt"})
+        config = json.dumps(SMALL | {"vocab_size": letters})
+        Path(folder, "config.json").write_text(config)
+        try:
+            import transformers
+
+            transformers.logging.set_verbosity_error()  # kernels that are missing
+            transformers.logging.disable_progress_bar()
+            model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+            who, theirs = "transformers", model.float()(text).logits
+        except (ImportError, ValueError):  # it is missing, or older than Qwen3.5
+            who = "fwlab.models.load"
+            theirs = fwlab.models.load(folder, torch.float32)(text)
+    off = ((logits - theirs).norm(dim=-1) / theirs.norm(dim=-1)).max()
+    what = f"the logits of all {text.numel()} tokens as {who} does"
+    if off < 1e-5:
+        return f"It computes {what}, to 1e-5."
+    return f"It does not compute {what}: they are off by {off:.1g}."
+
+
+def ran(function: Callable[..., Any], *given: Any) -> list[str]:
+    """Call a function, and list the functions of fwlab that run meanwhile."""
+    names: set[str] = set()
+    home = str(Path(fwlab.__file__).parent)
+
+    def called(frame: Any, event: str, _: Any) -> None:
+        name = f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"
+        inside = frame.f_code.co_filename.startswith(home) and "<" not in name
+        if event == "call" and inside:
+            names.add(name)
+
+    before = sys.getprofile()
+    sys.setprofile(called)
+    try:
+        function(*given)
+    finally:
+        sys.setprofile(before)
+    return sorted(names)

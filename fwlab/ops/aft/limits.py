@@ -1,4 +1,4 @@
-"""Say what the kernels of AFT cannot compute, without importing Triton."""
+"""List the limits of the AFT kernels without importing Triton."""
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ MOST = 65535
 
 
 def why_not(*x: Tensor) -> str | None:
-    """Say why the kernels cannot compute a call; None = they can.
+    """Return why the kernels cannot compute a call; None = they can.
 
     - `x`: q, k and v, `[batch, time, channels]`, and what else there is; without any,
       it is a question about this machine.
@@ -29,5 +29,5 @@ def why_not(*x: Tensor) -> str | None:
 
 
 def not_causal(*x: Tensor) -> str:
-    """Say that nobody has written this kernel."""
+    """Return the reason for a call with `causal=False`: there is no kernel."""
     return "there is no kernel for causal=False"

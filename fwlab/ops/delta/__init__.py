@@ -18,5 +18,5 @@ def load() -> Any:
 
 #: The forms of the recurrence, simplest first.
 FORMS = {"chunked": chunked.delta, "efficient": efficient.delta}
-#: Those where the key that writes also erases, and a memory fades as a whole.
+#: Forms of rules whose write key also erases, with one decay per head.
 WITH_KERNELS = {**FORMS, "triton": Kernel(load, why_not)}

@@ -72,13 +72,13 @@ def delta(x: Inputs, W: Tensor, z: Tensor | None, alone: bool) -> Any:
 
 
 def before(x: Tensor) -> Tensor:
-    """Shift products of decays by a step: those up to the step before."""
+    """Shift products of decays by one step, to exclude the decay of the own step."""
     one = torch.ones_like(x[:, :, :1])
     return torch.cat([one, x[:, :, :-1]], 2)
 
 
 def normalized_delta(x: Inputs, W: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Divide both readings by what the same key reads in $z$.
+    r"""Divide the outputs of keys and queries by their products with $z$.
 
     In (d1) the keys that retrieve are divided by $z_{i-1} \cdot \phi(k_i)$ (Eq. 27): a
     division of rows. In (d2) the answers are divided by $z_i \cdot \phi(q_i)$ (Eq. 28).
@@ -88,13 +88,13 @@ def normalized_delta(x: Inputs, W: Tensor, z: Tensor) -> tuple[Tensor, Tensor, T
         W.dtype, x.decay, x.q, x.k, x.v, x.erase_key, x.strength
     ):
         gamma, Gamma = decays(d)
-        # What the keys retrieve, and from it what is written.
+        # The values that the keys retrieve, and from them the rows of U.
         L = scores(R, K, Gamma).tril(-1)
         P = scores(Q, K, Gamma).tril()
         held = gamma * R @ z[..., None] + L.sum(-1, True)
         V_bar = divide(gamma * R @ W.mT, held)  # Eq. 27
         U = solve(b * divide(L, held), b * (V - V_bar))  # (d1)
-        # What the queries read, and both states after the chunk.
+        # The outputs, and both states after the chunk.
         total = gamma * Q @ z[..., None] + P.sum(-1, True)
         y.append(divide(gamma * Q @ W.mT + P @ U, total))  # Eq. 28
         W = carry(W, U, K, d)  # (d3)

@@ -25,7 +25,7 @@ from fwlab.ops.delta.delta import delta_step, read, steps
 
 
 def product_step(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
-    r"""Several steps of the delta rule, one after another:
+    r"""Take several steps of the delta rule, one after another:
 
     $$W_{i,j} = W_{i,j-1} + \beta_{i,j}\,
       (v_{i,j} - W_{i,j-1}\, k_{i,j}) \otimes k_{i,j} \tag{n4}$$

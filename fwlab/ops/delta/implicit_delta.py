@@ -30,7 +30,7 @@ from fwlab.ops.delta.delta import read, steps
 def loop(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, W: Tensor
 ) -> tuple[Tensor, Tensor]:
-    r"""Correct by the best step, then read. The step is as long as
+    r"""Correct by the optimal step, then read. The step is as long as
 
     $$s_i = \frac{\beta_i}{1 + \beta_i\, |k_i|^2} \tag{n7}$$
     """
@@ -51,7 +51,7 @@ def strength(k: Tensor, beta: Tensor) -> Tensor:
     return beta / (1 + beta * k.square().sum(-1))
 
 
-#: What `beta` may be.
+#: The range of `beta`.
 POSITIVE = Range(0, INFINITE, "pass a weight, such as softplus(beta)")
 
 
@@ -63,7 +63,7 @@ def implicit_delta_rule(
     beta: Annotated[Tensor, "batch time heads", POSITIVE],
     **options: Unpack[RuleOptions],
 ) -> Inputs:
-    r"""Replace the value of a key by the best step, then read.
+    r"""Replace the value of a key by the optimal step, then read.
 
     $W_t = W_{t-1} + \frac{\beta_t}{1 + \beta_t |k_t|^2} (v_t - W_{t-1} k_t) \otimes
     k_t$ and $y_t = W_t q_t$: the weights that minimise $\|W - W_{t-1}\|^2 + \beta_t

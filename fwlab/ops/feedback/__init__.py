@@ -28,7 +28,7 @@ def why_not(
     mask: Tensor | None = None,
     factors: Tensor | None = None,
 ) -> str | None:
-    """Say why the kernels cannot compute a call; None = they can.
+    """Return why the kernels cannot compute a call; None = they can.
 
     - The arguments of the forms; without any, it is a question about this machine.
     """
@@ -253,7 +253,7 @@ def _check(x: Tensor, weights: Any, heads: int, factors: Tensor | None) -> Any:
 
 
 def memories(x: Tensor, state: Any, groups: int, heads: int) -> FeedbackState:
-    """Return the memories to begin with; raise unless those of `state` fit `x`."""
+    """Return the initial memories; raise unless those of `state` fit `x`."""
     batch, _, d = x.shape
     memory = groups, heads, d // heads
     if state is None:

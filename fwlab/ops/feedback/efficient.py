@@ -43,7 +43,7 @@ from torch.nn import functional as F
 from fwlab.ops._recurrence import Recurrence
 from fwlab.ops.feedback.weights import EPS, FeedbackWeights
 
-#: Steps whose gradients for older memories are collected.
+#: Steps per block, whose gradients for older memories are added at once.
 BLOCK = 32
 
 #: Steps from which transposing the weights pays.
@@ -55,7 +55,7 @@ Rows = tuple[Tensor, ...]
 
 
 class Stack(NamedTuple):
-    r"""Hold what both loops take, with the scales of norms in the matrices.
+    r"""Hold the weights of the stack, with scales of norms folded into the matrices.
 
     - `x`: `[batch, time, d]`.
     - `past`: `[2, groups, batch, heads, past, key]`, keys and values of earlier calls;
@@ -83,7 +83,7 @@ class Stack(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """Hold what the backward pass computes again, and the gradients of every step.
+    """Hold the recomputed activations and the gradients of every step.
 
     - `states`, `attended`: what was kept; `kv`: keys and values of all memories.
     - `normed`, `normed_mlp`, `m`: results of norms; `of_x`, `of_middle`, `of_m`: what
@@ -118,7 +118,7 @@ class Terms(NamedTuple):
 
 
 def forward(given: Any, keep: bool, normalize: bool) -> Any:
-    """Compute all steps; return `y` and all keys and values, and what is to be kept.
+    """Compute all steps; return `y`, all keys and values, and the saved tensors.
 
     - `normalize`: whether a memory is normalised.
     """
@@ -143,7 +143,7 @@ def forward(given: Any, keep: bool, normalize: bool) -> Any:
 
 
 def prepare(x: Stack) -> tuple[Any, Tensor, Tensor]:
-    """Return what the forward loop starts with.
+    """Return the initial tensors of the forward loop.
 
     - Returns the transposed weights, of memories and of each layer; keys and values, with
       room for those of all steps; and the keys of all distances (Eq. f4).
@@ -245,7 +245,7 @@ def backward(
 
 
 def recompute(x: Stack, kept: Any, gradients: Any, normalize: bool) -> Terms:
-    """Compute again what was not saved, for all steps at once."""
+    """Recompute the activations that were not saved, for all steps at once."""
     (states, attended, *_, kv), (dy, dkv) = kept, gradients
     layers, time, batch, d = attended.shape
     _, groups, _, heads, n, key = kv.shape
@@ -429,13 +429,13 @@ def older(b: Terms, start: int, stop: int, da: Tensor, p: Tensor) -> None:
 
 
 def norm(x: Tensor) -> tuple[Tensor, Rows]:
-    """Return a layer norm without a scale, and what its backward pass needs."""
+    """Return a layer norm without a scale, and the tensors of its backward pass."""
     y, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], None, None, EPS)
     return y, (x, mean, rstd)
 
 
 def norm_backward(dy: Tensor, x: Tensor, *saved: Tensor) -> Tensor:
-    """Return the gradient of `x`, from what `norm` returned."""
+    """Return the gradient of `x`, from the tensors of `norm`."""
     return torch.ops.aten.native_layer_norm_backward(
         dy, x, x.shape[-1:], *saved, None, None, [True, False, False]
     )[0]
@@ -510,7 +510,7 @@ def feedback(
     *,
     recurrence: Recurrence = loops,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what the naive version does, with dropout.
+    """Compute the result of the naive version, with dropout.
 
     - `factors`: `[batch, time, layers, 2 * d + d_ff]`; None = 1.
     """

@@ -379,7 +379,7 @@ def _recorded(step: Callable[[], None], device: torch.device) -> torch.cuda.CUDA
 
 
 def _clock(t: int, n: int, like: Tensor) -> Tensor:
-    """Put both into HBM, without a copy that a graph cannot record."""
+    """Store both counters in HBM, without a copy that a graph cannot record."""
     clock = like.new_full((2,), n, dtype=torch.int64)
     clock[:1].fill_(t)
     return clock
@@ -423,7 +423,7 @@ def forward(given: Any, keep: bool, normalize: bool) -> Any:
 
 
 class Loop(NamedTuple):
-    """Hold what every step of the backward pass takes: see `backward`."""
+    """Hold the tensors of every step of the backward pass: see `backward`."""
 
     x: Stack
     b: Terms

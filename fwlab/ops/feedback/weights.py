@@ -9,7 +9,7 @@ EPS = 1e-5
 
 
 class FeedbackWeights(NamedTuple):
-    r"""Hold the weights of a whole stack, layer by layer.
+    r"""Hold the weights of all layers of a stack.
 
     There are $L$ layers; `d` is the width of the model, and `key` is `d` / heads.
     `groups` is $L$ if each layer has its own projection of the memory (the original

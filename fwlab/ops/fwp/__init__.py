@@ -76,7 +76,7 @@ def fwp(
     a, b, x = (part.to(dtype) for part in (a, b, x))
     if mask is None:
         return naive.fwp(a, b, x, W, activation or torch.positive)
-    # A masked step leaves W as it is.
+    # A masked step does not change W.
     y = []
     for t, real in enumerate(mask.unbind(1)):
         a_t, b_t, x_t = (part[:, t : t + 1] for part in (a, b, x))
@@ -87,7 +87,7 @@ def fwp(
 
 
 def _checked(activation: Callable[[Tensor], Any]) -> Callable[[Tensor], Tensor]:
-    """Return the same function; it raises if shape or dtype change."""
+    """Wrap a function so that it raises if it changes shape or dtype."""
 
     def checked(W: Tensor) -> Tensor:
         out = activation(W)

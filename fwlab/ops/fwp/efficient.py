@@ -46,7 +46,7 @@ def fwp(
     activation: Callable | None,
     real: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return what the naive version does; `activation` None is the identity.
+    """Compute the result of the naive version; `activation` None is the identity.
 
     - `real`: `bool [batch, time]`, False = the step is masked; None = all are real.
     """

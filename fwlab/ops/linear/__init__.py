@@ -1,4 +1,4 @@
-"""Compute the linear recurrence: fast weights that add what they are given."""
+"""Compute the linear recurrence: fast weights that only add pairs."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from fwlab.ops.linear import chunked
 
 
 def why_not(x: Inputs | None = None) -> str | None:
-    """Say why the kernels of a recurrence cannot compute this; None = they can.
+    """Return why the kernels of a recurrence cannot compute a call; None = they can.
 
     - `x`: the inputs; without any, it is a question about this machine.
     """

@@ -47,7 +47,7 @@ def cut(dtype: torch.dtype, *sequences: Tensor | None) -> Iterator[tuple[Any, ..
 
 
 def decays(d: Tensor | None) -> tuple[Any, Any]:
-    r"""Multiply out what is left of the state, and of each write:
+    r"""Multiply the decays: the fractions left of the state, and of each write:
 
     $$\gamma_i = \prod_{m \le i} d_m, \qquad
       \Gamma_{ij} = \prod_{j < m \le i} d_m$$

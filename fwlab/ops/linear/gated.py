@@ -24,7 +24,7 @@ from fwlab.ops.linear.sum import normalized_read, read, steps, write
 def loop(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, W: Tensor
 ) -> tuple[Tensor, Tensor]:
-    r"""Make room for what is written:
+    r"""Shrink the memory by $\beta$, then add the pair:
 
     $$W_i = (1 - \beta_i)\, W_{i-1}
       + \beta_i\, v_i \otimes \phi(k_i) \tag{52}$$
@@ -43,7 +43,7 @@ def loop(
 def normalized_loop(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, W: Tensor, z: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Gated Random Feature Attention gates the normaliser, too:
+    r"""Apply the gate to the normaliser, too, as Random Feature Attention does:
 
     $$z_i = (1 - \beta_i)\, z_{i-1} + \beta_i\, \phi(k_i) \tag{n3}$$
 

@@ -292,7 +292,7 @@ def backward_inputs(
         unit = tl.max(tl.abs(reciprocals), 0)
         dd = scalars(dtotal, origin, t, remaining, heads, 0.0)
 
-    # How much each step reads of what each earlier step wrote.
+    # The weight with which each step reads the write of each earlier step.
     YE = tl.zeros([C, C], tl.float32)
     VE = tl.zeros([C, C], tl.float32)
     for first in range(0, V, BV):
@@ -303,7 +303,7 @@ def backward_inputs(
             g = rows(dv, origin, t, remaining, heads, first, V, BV)
             VE += product(g, tl.trans(e), TYPE, PRECISION)
     if total is not None:
-        # What follows cancels (Eq. 19 does not change with the length
+        # The following terms cancel (Eq. 19 does not change with the length
         # of q), so dy is multiplied as it came, without rounding.
         YE = YE * reciprocals[:, None] + dd[:, None]
     strict = t[:, None] > t[None, :]
@@ -394,7 +394,7 @@ def backward_inputs(
 
 
 class Form(NamedTuple):
-    """Say how a problem is divided among programs.
+    """Hold the sizes by which a problem is divided among programs.
 
     - `C`: steps per chunk.
     - `BV`, `warps`, `stages`: rows of W and warps per program, and how many chunks are
@@ -451,7 +451,7 @@ def _form(
     heads: int, K: int, V: int, full: bool,
     fades: bool, corrects: bool, hopper: bool, cores: int,
 ) -> Form:  # fmt: skip
-    """Choose it for `heads` of all sequences and a GPU of `cores`."""
+    """Choose the form for `heads` of all sequences, and a GPU with `cores`."""
     width = max(K, V)
     if full:
         plan = FULL if K <= 128 else FULL_WIDE
@@ -512,7 +512,7 @@ def chunked_forward(x: Tensors, keep: bool, solve: Callable | None) -> Results:
         )
     if keep or split:
         states = v.new_empty(n * programs, V, K)
-    # What an additive rule writes are the values.
+    # An additive rule writes the values themselves.
     E = None if X is None or states is None else torch.empty_like(v)
     if z is not None:
         z_end, total = torch.empty_like(z), z.new_empty(v.shape[:3])
@@ -600,18 +600,18 @@ def chunked_backward(
 
 
 def like(x: Tensor | None) -> Tensor | None:
-    """Return room for a tensor of the same shape."""
+    """Return an empty tensor of the same shape."""
     return None if x is None else torch.empty_like(x)
 
 
 def sizes(v: Tensor, K: int, plan: Form) -> dict[str, Any]:
-    """Return what all kernels are compiled for."""
+    """Return the compile-time sizes of all kernels."""
     widths = {"K": K, "V": v.shape[-1], "C": plan.C, "BK": padded_width(K)}
     return widths | {"PRECISION": precision(v.dtype)}
 
 
 def present(*tensors: Tensor | None) -> list[Tensor]:
-    """Leave out what is missing."""
+    """Drop the arguments that are None."""
     return [x for x in tensors if x is not None]
 
 

@@ -69,7 +69,7 @@ def steps(*sequences: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def loop(q: Tensor, k: Tensor, v: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
-    """Linear attention without a normaliser: add, then read."""
+    """Compute linear attention without a normaliser: add, then read."""
     y = []
     for q_t, k_t, v_t in steps(q, k, v):
         W = write(W, k_t, v_t)  # Eq. 17
@@ -80,7 +80,7 @@ def loop(q: Tensor, k: Tensor, v: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
 def normalized_loop(
     q: Tensor, k: Tensor, v: Tensor, W: Tensor, z: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Linear attention. The normaliser $z$ sums up the keys:
+    r"""Compute linear attention. The normaliser $z$ sums up the keys:
 
     $$z_i = z_{i-1} + \phi(k_i) \tag{18}$$
     """

@@ -17,7 +17,7 @@ from fwlab.ops.states import KeyValueCache
 def _torch(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float = 1.0
 ) -> Tensor:
-    """Call PyTorch's own; `k` and `v` may have fewer heads than `q`."""
+    """Call PyTorch's attention; `k` and `v` may have fewer heads than `q`."""
     # Its causal form is NaN unless the scale is above 0 in float32. A change of sign is
     # exact in any precision.
     if scale < 0:
@@ -179,14 +179,14 @@ def _append(
         every: Any = {"dtype": torch.bool, "device": k.device}
         parts = [torch.ones(batch, n, **every) if m is None else m for m, n in masks]
         real = torch.cat(parts, dim=1)
-    if time and only_numbers(k, v, past_k, past_v):
+    if time and is_plain_inference(k, v, past_k, past_v):
         return _written(state, k.transpose(1, 2), v.transpose(1, 2), real)
     k, v = torch.cat([past_k, k], dim=1), torch.cat([past_v, v], dim=1)
     return KeyValueCache(k, v, real)
 
 
 class _Buffer:
-    """Hold keys and values, with room for those that are still to come.
+    """Hold keys and values in a buffer with free space for later steps.
 
     A state sees its beginning. Only the state that ends where the buffer is used up
     continues in it: what is written then, no older state can see.
@@ -197,7 +197,7 @@ class _Buffer:
 
 
 class _BufferedCache(KeyValueCache):
-    """Hold a `KeyValueCache` with room to grow; copies have none."""
+    """Hold a `KeyValueCache` whose buffer can grow in place; copies cannot."""
 
     buffer: _Buffer | None = None
 
@@ -231,16 +231,16 @@ def _written(
     return after
 
 
-def only_numbers(*tensors: Any) -> bool:
-    """Say whether nothing but numbers is wanted: no gradients, graphs or transforms."""
+def is_plain_inference(*tensors: Any) -> bool:
+    """Return True for plain inference: no gradients, graphs or transforms."""
     if torch.is_grad_enabled() or needs_plain_formula():
         return False
     return all(type(x) is Tensor and not x.is_meta for x in tensors)
 
 
-def goes_on_from(state: Any, x: Tensor, heads: int, width: int) -> bool:
-    """Say whether `step` can continue from a state; see `Causal.step`."""
-    if not isinstance(state, KeyValueCache) or not only_numbers(x):
+def can_continue(state: Any, x: Tensor, heads: int, width: int) -> bool:
+    """Return True if `step` can continue from a state; see `Causal.step`."""
+    if not isinstance(state, KeyValueCache) or not is_plain_inference(x):
         return False
     like: Any = {"dtype": x.dtype, "device": x.device}
     shape = x.shape[0], operation.time_of(state, 4), heads, width
@@ -256,7 +256,7 @@ def step(
     """Compute one token of a layer, without gradients and without checks.
 
     - `q`, `k`, `v`: `[batch, heads, 1, width]`.
-    - `state`: one for which `goes_on_from` is true.
+    - `state`: one for which `can_continue` is true.
     """
     mask = state.mask
     if mask is not None:

@@ -115,7 +115,7 @@ def _compute_singles(
 
 
 def _first_tiles(x: Any, single: Tensor) -> tuple[Any, int]:
-    """Return `x` up to the last tile with such rows, and the number of tiles."""
+    """Return `x` up to the last tile with a row in `single`, and the number of tiles."""
     q, k, v, w, L, m = x
     rows, size = w.shape[2:]
     n = int(single.flatten(1).any(1).nonzero().amax()) + 1
@@ -126,7 +126,7 @@ def _first_tiles(x: Any, single: Tensor) -> tuple[Any, int]:
 
 
 def _backward(x: Any, kept: Any, gradients: Any, needed: Any, reach: int) -> Any:
-    r"""Compute factors again, but no softmax of safe rows.
+    r"""Recompute the factors of (e5), without a softmax for safe rows.
 
     With $p = E X / (E X)$ the weights of a row, $dV = p^\top dm$, and $w$ and $K$ both
     get $p\, dm\, (V - m)$, summed over the rows or columns that share them:
@@ -248,7 +248,7 @@ def _blocks(start: int, stop: int, least: int, most: int) -> list[slice]:
 
 
 def _add(made: Any, w: Tensor, count: int, dK: Tensor, dV: Tensor) -> None:
-    """Add gradients of what the first tiles see to those of keys and values.
+    """Add the gradients of the first tiles to those of keys and values.
 
     What several tiles see is added piece by piece, each without overlap.
     """
@@ -270,7 +270,7 @@ def _add(made: Any, w: Tensor, count: int, dK: Tensor, dV: Tensor) -> None:
 def _terms(
     x: Any, reach: int, block: slice, check: bool = True
 ) -> tuple[Pairs, Tensor, Tensor, Tensor | None]:
-    """Return what a block sees, and `E`, `X` and `XV` of (e5), 0 beyond the bounds.
+    """Return the visible keys of a block, and `E`, `X` and `XV` of (e5), 0 beyond them.
 
     Usually nothing is beyond: the extremes of all factors say so. Either way those
     within the bounds are the same bits.

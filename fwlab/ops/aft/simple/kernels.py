@@ -167,7 +167,7 @@ def carry(
     top, s, a, top_start, s_start, a_start, top_end, s_end, a_end, segments, D,
     BD: tl.constexpr, AHEAD: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """Replace each triple by that of all segments before it.
+    """Replace the triple of each segment by the combined triple of all earlier ones.
 
     24 bytes per segment and channel. The lower bound is the latency: the segments are
     combined one after the other. `AHEAD` of them are loaded at a time.
@@ -318,7 +318,7 @@ def summary(
 
 
 def carried(triples: list[Tensor], start: list[Tensor], reverse: bool) -> list[Tensor]:
-    """Replace each triple by that of all segments before it.
+    """Replace the triple of each segment by the combined triple of all earlier ones.
 
     Returns the triple of the whole sequence.
     """

@@ -211,7 +211,7 @@ def _window(
     if v.numel() and not causal:
         return compute(q, k, v, band), None
     if v.numel() and compute is efficient.causal and state is None and not keep:
-        return efficient.whole(q, k, v, band), None
+        return efficient.causal_without_state(q, k, v, band), None
     recent, running = (batch, length, channels), (batch, channels)
     if state is None:
         fresh, state = True, tuple(operation.unseen(v, recent, running))

@@ -30,7 +30,7 @@ def causal(
     usual = is_traced(q) or (width <= TILE and time > 2 * TILE)
     r = TILE if usual else min(time, 2 * TILE)
     n = -(-time // r)
-    # A tile's worth of keys leaves the window at a time.
+    # From tile to tile, as many keys leave the window as a tile has rows.
     L, m = before_each(*_means(k[:, :time], v[:, :time], r), log_sum, mean)
     w = _spread(band.flip(-1), r)
     k, v = _padded(k, v, 0, n * r - time)
@@ -38,7 +38,7 @@ def causal(
     return y, L[:, -1], m[:, -1]
 
 
-def whole(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> Tensor:
+def causal_without_state(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> Tensor:
     """Compute `causal` without a state before the sequence or after it.
 
     - `k`, `v`: `[batch, time, channels]`.
@@ -67,7 +67,7 @@ def image(
     A line of the image is a tile. It sees the lines that the kernel covers.
     """
     half = kernel.shape[-1] // 2
-    # One line and the lines around it: the same for all lines.
+    # The biases of a line and the lines around it do not depend on the line.
     column = torch.arange(width, device=q.device)
     right = column - column[:, None] + half
     inside = (right >= 0) & (right <= 2 * half)

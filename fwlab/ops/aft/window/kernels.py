@@ -56,7 +56,7 @@ MIN_SUM, MAX_SUM = tl.constexpr(1e-10), tl.constexpr(1e35)
 
 @triton.jit
 def _bias(band, t, p, inside, W, reach):
-    """Return what row t adds to key p: a bias, 0 for an older key, or -inf.
+    """Return the bias of row t for key p: from the band, 0 for an older key, or -inf.
 
     `reach` is None for a window of W keys, of which p = t is the oldest; otherwise row
     t sees all keys up to t + reach, W of them in total.
@@ -104,7 +104,7 @@ def _tile(x, first, end, c, channel, other, N: tl.constexpr, D: tl.constexpr):
 
 @triton.jit
 def _put_tile(x, value, first, end, c, channel, N: tl.constexpr, D: tl.constexpr):
-    """Store what `_tile` would load."""
+    """Store a tile at the addresses that `_tile` loads."""
     i = tl.arange(0, N)
     inside = (first + i < end)[:, None] & channel[None, :]
     x += tl.cast(first, tl.int64) * D
@@ -121,7 +121,7 @@ def _at(x, t, c, channel, other, D: tl.constexpr):
 
 @triton.jit
 def _any(x):
-    """Say whether any entry of a tile is true: the same for all threads."""
+    """Return True in all threads if any entry of a tile is true."""
     return tl.max(tl.max(x.to(tl.int32), 1), 0) > 0
 
 
@@ -164,7 +164,7 @@ def _by_products(
     k, v, band, m0, S, A, first, t, c, channel, start, end, time,
     W, reach, D: tl.constexpr, P: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add all keys by products of $e^w$ and $e^{K - c}$ (e5), and mark what is wrong.
+    """Add all keys by products of $e^w$ and $e^{K - c}$ (e5), and mark inexact rows.
 
     Here c is the maximum of the first P keys and the older steps.
 

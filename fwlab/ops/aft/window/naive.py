@@ -17,7 +17,7 @@ from fwlab.ops.aft.full.naive import gated_means, mean_of
 
 
 def biases(w: Tensor, at: Tensor, channels: int) -> Tensor:
-    r"""$w_{t,t'}$ of one row $t$, for all keys and channels.
+    r"""Return $w_{t,t'}$ of one row $t$, for all keys and channels.
 
     - `w`: `[groups, columns]`, one column per distance; each group of neighbouring
       channels shares a row of it.
