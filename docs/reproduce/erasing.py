@@ -439,6 +439,10 @@ def draw(points: Points) -> Figure:
         ax.axhline(0, color=INK, linewidth=0.8)
         ax.axhline(1, color=FAST, linewidth=0.8)
         ax.set(title=name, ylabel="share of the gain", ylim=(LEAST - 0.15, 1.6))
+    for task in TEXTS:
+        for own in chosen(task=task)[:1]:
+            at = place(own), LEAST
+            axes[0].annotate(task, at, rotation=90, ha="right", va="bottom")
     axes[-1].set_xlabel("steps whose key returns with another value")
     plots.legend(figure, axes[0], 2)
     return figure
