@@ -13,6 +13,7 @@ from fwlab.models.language_model import Size
 
 depth = import_module("feedback-depth")
 curriculum = import_module("feedback-curriculum")
+tasks = import_module("feedback-tasks")
 SIZE = Size(layers=2, heads=2, d_model=8, d_ff=16, max_len=12)
 TINY = {"statements": 5, "batch": 2, "steps": 2, "budget": 4, "parallel": 3}
 USUAL = {"feedback": FeedbackTransformer, "transformer": SoftmaxAttention}
@@ -69,7 +70,7 @@ def test_cost_counts_all_stages(monkeypatch):
     assert growing < 0.9 * full
 
 
-@pytest.mark.parametrize("name", ["variables", "depth", "curriculum"])
+@pytest.mark.parametrize("name", ["variables", "depth", "curriculum", "tasks"])
 def test_points_run(name, monkeypatch):
     """All kinds of points; models of as many layers are equally large."""
     monkeypatch.setattr(depth, "TIMED", (2, 4))
@@ -78,6 +79,8 @@ def test_points_run(name, monkeypatch):
         found = experiment.run(point | TINY)
         if name == "curriculum":
             assert found["lowest"] == inf and found["chain"] is None
+        elif name == "tasks":
+            assert 0 <= found["near"] <= 100 and 0 <= found["far"] <= 100
         elif point.get("kind") == "time":
             assert found["train"] > 0 and found["predict"] > 0
         else:
@@ -85,3 +88,24 @@ def test_points_run(name, monkeypatch):
             sizes[point["model"], point["layers"]] = found["parameters"]
     if sizes:
         assert 0.98 < sizes["feedback", 1] / sizes["transformer", 1] < 1.02
+
+
+def test_tasks_are_what_the_page_says():
+    """A walk, and a count, by hand; copied and reversed answers follow a mark."""
+    torch.manual_seed(0)
+    actions, places = tasks.walk(3, 200)
+    for steps, squares in zip(actions.tolist(), places.tolist(), strict=True):
+        place, turn = 0 + 0j, 1j  # a row and a column; it looks along the row
+        for step, square in zip(steps, squares, strict=True):
+            turn *= {0: 1, 1: 1j, 2: -1j}[step]
+            to = place + turn * (step == 0)
+            inside = 0 <= to.real <= 7 and 0 <= to.imag <= 7
+            place = to if inside else place
+            assert square == 8 * place.real + place.imag
+    ticks, counts = tasks.count(2, 30)
+    assert counts[0, -1] == ticks[0].sum() % 10
+    for name, turned in (("copy", False), ("reverse", True)):
+        tokens, answers = tasks.asked(tasks.TASKS[name], 2, 5)
+        wanted = tokens[:, :5].flip(1) if turned else tokens[:, :5]
+        assert torch.equal(answers[:, 5:], wanted) and (answers[:, :5] < 0).all()
+        assert (tokens[:, 5] == 8).all() and torch.equal(tokens[:, 6:], wanted[:, :-1])
