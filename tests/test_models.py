@@ -97,13 +97,6 @@ def test_initial_weights(mixer):
     assert loss.item() == pytest.approx(4.174, abs=0.1)
 
 
-def test_state_size(model):
-    """It equals the actual size, at any length."""
-    for time in (1, 7, 33, 40):
-        _, state = model.prefill(tokens(1, time))
-        assert numbers(state) == model.state_size(time), time
-
-
 def test_parameters_are_counted_without_position_tables():
     def count(max_len, **options):
         return LanguageModel(65, max_len=max_len, **options).num_parameters()
