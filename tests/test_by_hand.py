@@ -142,6 +142,48 @@ def test_one_step_by_hand(rule, implementation):
     same(y.flatten(), [read])
 
 
+@pytest.mark.parametrize("implementation", FORMS)
+def test_appendix_a(implementation):
+    """Removing and writing (Eq. 23), and what enters and leaves each column (Eq. 51)."""
+    k, W = double([3, 0, 1]) / 4, double([[1, 2, 3], [-1, 0, 2]])
+    v, beta = double([2, -3]), 0.25
+    v_bar = W @ k
+    mixed = beta * v + (1 - beta) * v_bar  # Eq. 22
+    eq_23 = W + torch.outer(mixed, k) - torch.outer(v_bar, k)
+    columns = [
+        W[:, i] + k[i] * v - sum(k[i] * k[j] * W[:, j] for j in range(3))
+        for i in range(3)
+    ]
+    for strength, wanted in ((beta, eq_23), (1, torch.stack(columns, 1))):
+        _, found = ops.delta_rule(
+            *(x[None, None, None] for x in (k, k, v)),
+            double([[[strength]]]),
+            state=W[None, None],
+            return_state=True,
+            implementation=implementation,
+        )
+        same(found[0, 0], wanted)
+
+
+@pytest.mark.parametrize("op", ["gated_rule", "delta_rule"])
+@pytest.mark.parametrize("implementation", FORMS)
+def test_appendix_b(op, implementation):
+    """An unrelated key keeps all under the delta rule, 1 - beta under the gated one."""
+    keys = double([[1, 0, 0], [0, 1, 0]])
+    v1, v2, v3 = double([[1, 2, 3], [4, 5, 6], [8, 5, 2]])
+    W = torch.outer(v1, keys[0]) + torch.outer(v2, keys[1])
+    _, W = getattr(ops, op)(
+        *(x[None, None, None] for x in (keys[1], keys[1], v3)),
+        double([[[1 / 4]]]),
+        **({"normalize": False} if op == "gated_rule" else {}),
+        state=W[None, None],
+        return_state=True,
+        implementation=implementation,
+    )
+    same(W[0, 0] @ keys[0], v1 if op == "delta_rule" else 0.75 * v1)
+    same(W[0, 0] @ keys[1], [5, 5, 5])
+
+
 @both
 def test_fwp(implementation):
     """tanh is the default: W = tanh(W + 1), step by step (Eqs. 2, 3)."""
