@@ -142,7 +142,6 @@ def test_errors_name_the_argument():
         (lambda: ops.feedback(x, w, heads=3), r"expected weights.positions of shape \[2, 4\].*got \[3, 4\]"),
         (lambda: ops.feedback(x, w, heads=2.0), "expected heads to be an integer, got 2.0"),
         (lambda: ops.feedback_attention(x, x, x, w.positions), r"expected k of shape \[2, past, 4, 6\].*got \[2, 4, 6\]"),
-        (lambda: FeedbackTransformer(6, 4, 2), "d_model=6 and heads=4"),
         (lambda: FeedbackTransformer(6, 2, 1)(x), "x of dtype"),
         (lambda: FeedbackTransformer(6, 2, 1).step(x.float()), r"\[batch, 6\]"),
     ]  # fmt: skip

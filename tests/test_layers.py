@@ -345,8 +345,6 @@ def test_steps_of_a_token_are_in_its_projections():
     ("call", "message"),
     [
         (lambda: FastWeightAttention(10, 3), "d_model=10 and heads=3"),
-        (lambda: SoftmaxAttention(10, 3), "d_model=10 and heads=3"),
-        (lambda: FastWeightProgrammer(10, 3), "d_model=10 and heads=3"),
         (lambda: FastWeightProgrammer(12)(torch.zeros(2, 5, 9)), r"\[batch, time, 12\].*\[2, 5, 9\]"),
         (lambda: FastWeightProgrammer(12).step(torch.zeros(2, 5, 12)), r"\[batch, 12\]"),
         (lambda: FastWeightAttention(12, 3, rule="kimi_delta", normalize=True), "normalize=False for rule 'kimi_delta', which has no normaliser, got True"),
@@ -375,30 +373,6 @@ def test_steps_of_a_token_are_in_its_projections():
 )  # fmt: skip
 def test_errors_name_the_argument(call, message):
     refuses(call, message)
-
-
-@pytest.mark.parametrize("make", OPTIONAL.values(), ids=OPTIONAL)
-def test_a_masked_token_is_as_if_it_were_not_there(make):
-    """Mask tokens on the left, on the right and within; convolutions skip them, too."""
-    layer, x = setup(make)
-    for keep in (
-        torch.arange(40) >= 11,
-        torch.arange(40) < 29,
-        torch.rand(40, generator=torch.Generator().manual_seed(0)) < 0.5,
-        torch.zeros(40).bool(),
-    ):
-        wanted, rest = layer.prefill(x[:, :9])
-        more, rest = layer.prefill(x[:, keep], rest)
-        _, state = layer.prefill(x[:, :9])
-        # The other sequence has no masked tokens at all.
-        mask = torch.stack([keep, torch.ones_like(keep)])
-        y, state = layer.prefill(x, state, mask)
-        torch.testing.assert_close(y[0, keep], more[0], rtol=1e-10, atol=1e-12)
-        assert not y[0, ~keep].any()
-        # And later tokens do not see it.
-        y, _ = layer.prefill(x[:, :5], state)
-        wanted, _ = layer.prefill(x[:, :5], rest)
-        torch.testing.assert_close(y[0], wanted[0], rtol=1e-10, atol=1e-12)
 
 
 PACKED = [name for name, make in LAYERS.items() if make().packs]

@@ -326,7 +326,6 @@ def test_learning_rate():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"heads": 3}, "d_model=16 and heads=3"),
         ({"mixer": "dleta"}, "mixer to be one of .* got 'dleta'"),
         ({"device": "gpu"}, "device to be .* got 'gpu'"),
         ({"mixer": "softmax", "carry": True}, "'softmax', which ends after 16"),
