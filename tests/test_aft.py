@@ -195,16 +195,3 @@ def test_image_layer():
         keep[:, 3:] = False
         dirty = torch.where(keep[..., None], x, torch.nan)
         assert error(layer(dirty, key_mask=keep)[:, :3], layer(x[:, :3])) < 1e-12
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: AFTConv(12, 5), "AFTConv: expected d_model to be a multiple of heads"),
-        (lambda: AFTConv2d(12, 3, size=4), "AFTConv2d: expected size to be odd, got 4"),
-        (lambda: AFTSimple(12)(torch.zeros(2, 3, 11)), r"AFTSimple: expected x .* got \[2, 3, 11\]"),
-        (lambda: AFTSimple(12).step(torch.zeros(2, 3, 12)), r"AFTSimple: expected x .* got \[2, 3, 12\]"),
-    ],
-)  # fmt: skip
-def test_layer_errors(make, message):
-    refuses(make, message, ValueError)

@@ -201,31 +201,6 @@ def test_every_parameter_is_documented():
     assert not missing, missing
 
 
-#: Names whose other arguments go to somebody else, who checks them: to Accelerate, to
-#: Matplotlib, to the class, to a learner's answer. `test_hf.py` has those of a model of
-#: transformers; a configuration returns what it does not know.
-PASS_ON = {
-    *("fwlab.training.Trainer", "fwlab.layers.FastWeightAttention.like"),
-    *("fwlab.hf.FwlabForCausalLM.forward", "fwlab.hf.FwlabConfig.from_dict"),
-    *(f"fwlab.plots.{name}" for name in ("cells", "new", "panels", "marks", "slider")),
-    *(f"fwlab.exercises.{name}" for name in ("ask", "compare_gradients")),
-    "fwlab.exercises.check_formula",
-}
-
-
-def test_no_misspelt_argument_is_swallowed():
-    """Python, or the function itself, refuses it before it misses any other."""
-    swallowed = []
-    for p in CALLED:
-        if p.name in PASS_ON:
-            continue
-        with pytest.raises((TypeError, ValueError)) as refusal:
-            p.value(*[None] * (p.owner is not None), misspelt=1)
-        if not re.search("misspelt|no keyword arguments", str(refusal.value)):
-            swallowed.append(p.name)
-    assert not swallowed, swallowed
-
-
 def says_what_is_returned(p: Public) -> bool:
     annotation = inspect.signature(p.value).return_annotation
     if p.owner and isinstance(inspect.getattr_static(p.owner, p.last), property):

@@ -354,6 +354,7 @@ def test_steps_of_a_token_are_in_its_projections():
         (lambda: FastWeightAttention(12, 3)(torch.zeros(2, 5, 12).double()), "x of dtype"),
         (lambda: SoftmaxAttention(12, 3)(torch.zeros(2, 5, 12).long()), "x of dtype"),
         (lambda: SoftmaxAttention(12, 4, 3), "heads=4 and kv_heads=3"),
+        (lambda: AFTConv2d(12, 3, size=4), "AFTConv2d: expected size to be odd, got 4"),
         (lambda: FastWeightAttention(12, 4, kv_heads=8), "heads=4 and kv_heads=8"),
         (lambda: FastWeightAttention(12, 4, value_heads=6), "value_heads to be a multiple of heads, got value_heads=6 and heads=4"),
         (lambda: FastWeightAttention(12, 4, kv_heads=2, value_heads=4), "kv_heads or value_heads, not both, got kv_heads=2 and value_heads=4"),

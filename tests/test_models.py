@@ -182,27 +182,6 @@ def test_a_list_has_a_mixer_per_layer_and_is_repeated():
     assert rules(made(mixer=("kimi-delta",), layers=3)) == ["kimi_delta"] * 3
 
 
-def test_the_same_as_text():
-    for text, wanted in (
-        ("gated-delta*3,softmax", HYBRID),
-        ("sum, delta * 2 ,softmax*1", ["sum", "delta", "delta", "softmax"]),
-        ("delta", ["delta"]),
-    ):
-        one, other = made(mixer=text), made(mixer=wanted)
-        assert str(one) == str(other)
-        torch.testing.assert_close(one.state_dict(), other.state_dict(), rtol=0, atol=0)
-
-
-def test_options_of_a_published_layer():
-    m = made(
-        mixer="kimi-delta*3,softmax", fast_weights={"like": "kimi", "conv_size": 2}
-    )
-    wanted = FastWeightAttention.like("kimi", 16, 2, conv_size=2)
-    assert str(m.blocks[0].mixer) == str(wanted.double())
-    # The rule is the mixer's.
-    assert rules(made(mixer="delta", fast_weights={"like": "kimi"})) == ["delta"] * 4
-
-
 def test_rotary_positions_need_no_table():
     table = made(mixer=HYBRID)
     assert table.positions is not None and table.max_len == 40

@@ -115,25 +115,3 @@ def test_a_graph_computes_nothing_twice(dynamic):
     calls.clear()
     agrees(x, compiled(*x))
     assert calls == [("forward", True), ("backward", True, True)]
-
-
-def test_spared_inputs_are_not_kept():
-    """An ordinary call passes None in their place."""
-    seen = []
-
-    def add_backward(x, kept, gradients, needed):
-        seen.extend(x)
-        return gradients * 2
-
-    add = Recurrence(
-        "sum_of_a_test",
-        "Tensor a, Tensor b",
-        "",
-        lambda x, keep: ((x[0] + x[1],), ()),
-        add_backward,
-        lambda x, keep: ([torch.empty_like(x[0])], []),
-        spares=(1,),
-    )
-    a, b = inputs()
-    add((a, b))[0].sum().backward()
-    assert torch.equal(seen[0], a) and seen[1] is None
