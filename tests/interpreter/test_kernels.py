@@ -16,9 +16,30 @@ FORMS = ("aft_simple", "aft_full", "aft_local", "aft_conv")
 AFT = "batch=2 heads=3 value=2 window=4 dtype=float32"
 RULE = "batch=2 heads=2 key=6 value=5 state=1"
 FEEDBACK = "batch=2 heads=2 key=4 value=5 layers=2 window=3 dtype=float32"
+#: Two tiles and a masked one; two whole ones; part of one.
+LENGTHS = ("time=9", "time=8", "time=1")
+MORE = ("state=1", "mask=some", "size=60.0")
+CASES = [f"op={op} {AFT} {n} {more}" for op in FORMS for n in LENGTHS for more in MORE]
+CASES += [f"op=aft_full {AFT} {time} causal=0" for time in LENGTHS]
 #: More channels than a program takes, and windows that end within a tile.
-CASES = [f"op={op} time=3 {AFT} batch=1 value=70" for op in FORMS[:3]]
-CASES += [f"op=aft_local time=9 {AFT} window={width}" for width in (1, 5, 11)]
+CASES += [f"op={op} {AFT} time=3 batch=1 value=70" for op in FORMS[:3]]
+CASES += [f"op=aft_local {AFT} time=9 window={width}" for width in (1, 5, 11)]
+#: Memories per layer, shared, and as they are; widths that fill no block, and one head.
+STACKS = [
+    f"{kind} {more} {time}"
+    for kind in ("", "fewer=1", "edges=1")
+    for more in ("state=0", "state=1", "mask=some cuts=1")
+    for time in ("time=1", "time=6")
+]
+STACKS += ["time=6 heads=3 key=5", "time=6 heads=1 key=17", "time=6 key=32"]
+KINDS = ("float32", "float16")
+CASES += [
+    f"op=feedback {FEEDBACK} {stack} dtype={k}" for stack in STACKS for k in KINDS
+]
+KERNELS = [
+    *("sum_rule fewer=1", "sum_rule", "sum_rule fewer=1 normalize=1"),
+    *("gated_rule fewer=1", "gated_rule normalize=1", "delta_rule", "gated_delta_rule"),
+]
 
 
 def agrees(text):
@@ -28,6 +49,20 @@ def agrees(text):
 @pytest.mark.parametrize("case", CASES)
 def test_small_tiles(case, small):
     agrees(case)
+
+
+@pytest.mark.parametrize("op", FORMS)
+def test_whole_tiles(op):
+    agrees(f"op={op} {AFT} time=65 state=1")
+
+
+# With many multiprocessors, outputs have a kernel of their own.
+@pytest.mark.parametrize(("cores", "dtype"), [(1, "float16"), (1000, "float32")])
+@pytest.mark.parametrize("op", KERNELS)
+def test_chunks(op, dtype, cores, monkeypatch):
+    """Two whole chunks and a step; half precision has longer ones."""
+    monkeypatch.setattr(_triton, "multiprocessors", lambda device: cores)
+    agrees(f"op={op} time=33 {RULE} dtype={dtype}")
 
 
 @pytest.mark.parametrize("op", FORMS)
