@@ -7,8 +7,6 @@ file lists every owner that a text may link to.
 import os
 import re
 
-#: GitHub gives nobody a name with two hyphens in a row.
-NOBODY = "no--body"
 #: Other people's pages to which fwlab links on purpose.
 KNOWN = {
     "BlinkDL",

@@ -40,21 +40,6 @@ def said(labels):
     return [label for label in labels if label is not None]
 
 
-@pytest.mark.parametrize(
-    ("text", "printed"),
-    [
-        ("x = 3 ; x ++ ; print x ; END", 4),
-        ("x = 3 ; y = 5 ; if x > y : x -- ; print x ; END", 3),
-        ("x = 3 ; y = 5 ; if x < y : x -- ; print x ; END", 2),
-    ],
-)
-def test_examples(text, printed):
-    tokens = text.split()
-    labels = execute(tokens)
-    assert said(labels) == in_python(tokens) == [printed]
-    assert labels.index(printed) == len(tokens) - 2  # the `;` of the print
-
-
 @pytest.mark.parametrize("variables", [1, 3, 5])
 def test_labels_are_what_python_prints(variables):
     rng = random.Random(variables)

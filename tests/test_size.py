@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[1]
 #: Lines that were reached. Lower one when a folder shrinks; to raise it takes a reason.
 LINES = {
     "fwlab/ops": 9_365,
-    "fwlab/layers": 2_628,
+    "fwlab/layers": 2_605,
     "fwlab/models": 1_953,
     "fwlab/training": 1_649,
     "fwlab/data": 1_285,
@@ -19,7 +19,7 @@ LINES = {
     "docs/reproduce": 6_631,
     "docs/hooks": 3_531,
     "docs/tools": 1_259,
-    "tests": 22_888,
+    "tests": 21_855,
 }
 
 
