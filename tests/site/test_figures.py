@@ -17,7 +17,6 @@ each_figure = pytest.mark.parametrize("name", NAMES, scope="module")
 #: change: by their first letters.
 SILENT = {
     "capacity": ("New draw",),
-    "chunks": ("Inside",),
     "forgets": ("Decay of gated delta", "Keys change"),  # it begins with these
     "live": ("Tell both", "Or type"),
     "memory": ("Key", "New key"),
