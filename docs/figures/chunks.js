@@ -28,11 +28,10 @@ const plan = (C) => {
 // Scalars kept for the way back besides the inputs; multiplications of the matrix
 // products of the way forward; and how many steps or chunks wait for another.
 const totals = (C) => {
-  const chunked = (size) =>
-    (T / size) * (4 * size * size * D + 3 * size * ONCE + (size * (size - 1) * (size - 2)) / 6);
+  const each = 4 * C * C * D + 3 * C * ONCE + (C * (C - 1) * (C - 2)) / 6;
   return {
     naive: { order: T, multiplications: 3 * T * ONCE, kept: T * ONCE },
-    chunked: { order: T / C, multiplications: chunked(C), kept: (T / C) * ONCE },
+    chunked: { order: T / C, multiplications: (T / C) * each, kept: (T / C) * ONCE },
   };
 };
 // The same of the race so far.

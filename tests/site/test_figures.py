@@ -21,7 +21,6 @@ SILENT = {
     "live": ("Tell both", "Or type"),
     "memory": ("Key", "New key"),
     "puzzles": ("0 Keep", "a", "b", "copy", "Hint"),
-    "shakespeare": ("only what",),
     # What comes after the first, a text that is no rule, cannot be judged.
     "write": (
         *("Pairs", "Width", "Strength", "Length", "β", "Token", "Edit", "Undo"),
