@@ -21,7 +21,7 @@ ifdef PROCESSOR
 export FWLAB_PROCESSOR = $(PROCESSOR)
 endif
 
-.PHONY: site serve test test-all $(GROUPS) notebooks figures screenshots bench reproduce lint clean
+.PHONY: site serve test test-all $(GROUPS) notebooks figures bench reproduce lint clean
 
 site: $(READY)
 	$(BIN)/python docs/tools/npm.py
@@ -58,9 +58,6 @@ notebooks: $(READY)
 
 figures: site
 	$(BIN)/python docs/tools/keep_figures.py
-
-screenshots: site
-	$(BIN)/python docs/tools/screenshots.py
 
 bench: $(READY)
 	$(BIN)/fwlab bench

@@ -136,7 +136,7 @@ const EDGES = () => {
   const end = left + parseFloat(style.getPropertyValue("--fw-text")) * 20;
   const text = "p, h1, h2, h3, ul, ol, div.arithmatex, .fw-quiz";
   const wide = "figure, .highlight, table, .nb-output, .nb-facts";
-  const nested = `:is(${text}, ${wide}, details, blockquote, .admonition, dd, td, .annotated, .autodoc, .doc, .cheat, .memory, .fw-gallery, .fw-essay, .rooms, .way, .fw-aside) *`;
+  const nested = `:is(${text}, ${wide}, details, blockquote, .admonition, dd, td, .annotated, .autodoc, .doc, .cheat, .fw-gallery, .fw-essay, .fw-aside) *`;
   const found = [];
   for (const block of article.querySelectorAll(`:is(${text}, ${wide}):not(${nested}, .fw-aside, .fw-heard, [role=status])`)) {
     const box = block.getBoundingClientRect();
@@ -150,39 +150,14 @@ const EDGES = () => {
   return found;
 };
 
-// Tables of which something is cut, or that take words out of a reader's sight.
-const CUT_CELLS = () => {
-  const folds = [...document.querySelectorAll("details:not([open])")];
-  for (const fold of folds) {
-    fold.open = true;
-    fold.dispatchEvent(new Event("toggle")); // which else comes later
-  }
-  const cut = [];
-  for (const table of document.querySelectorAll("article table"))
-    for (const cell of table.querySelectorAll("td, tbody th")) {
-      const { left, right, width } = cell.getBoundingClientRect();
-      const inside = left >= 0 && right <= innerWidth + 0.5;
-      if (width && inside && cell.scrollWidth <= cell.clientWidth + 1) continue;
-      if (width || cell.textContent.trim()) cut.push(cell.textContent.slice(0, 60));
-    }
-  for (const fold of folds) fold.open = false;
-  return cut;
-};
-
-// Cells of a table that is shown as a list, without the name of their column.
-const NAMELESS = () => [...document.querySelectorAll("[data-rows]")].flatMap((table) => {
-  const names = [...table.tHead.rows[0].cells].map((cell) => cell.textContent.trim());
-  return [...table.tBodies].flatMap((body) => [...body.rows]).flatMap((row) => {
-    const cells = [...row.cells];
-    if (cells.some((cell) => cell.colSpan > 1)) return [];
-    return cells.slice(1).filter((cell, i) => cell.dataset.label !== names[i + 1]
-      || !getComputedStyle(cell, "::before").content.includes(names[i + 1]));
-  });
-}).map((cell) => cell.textContent);
+// Tables of which something is cut. A wide table scrolls in its box.
+const CUT_CELLS = () => [...document.querySelectorAll("article :is(td, tbody th)")]
+  .filter((cell) => cell.scrollWidth > cell.clientWidth + 1)
+  .map((cell) => cell.textContent.slice(0, 60));
 
 // Letters of plots that are smaller than `least`, cut, or on top of each other, or
 // that are outlines and not text.
-const LETTERS = (least) => [...document.querySelectorAll("svg:has(+ .fw-enlarge)")].flatMap((plot) => {
+const LETTERS = (least) => [...document.querySelectorAll("svg:is([id^=fig], [id^=plot-])")].flatMap((plot) => {
   const name = plot.id;
   const frame = plot.getBoundingClientRect();
   if (!frame.width) return []; // in a slider, not at first
@@ -297,28 +272,6 @@ const ILLEGIBLE = (name) => {
     if (ratio < 4.5) found.push([e.textContent, ratio.toFixed(2)]);
   }
   return found;
-};
-
-// What a script could try that came into a page somehow, and what is refused.
-const TRIES = (other) => {
-  globalThis.refused = new Set();
-  document.addEventListener("securitypolicyviolation", ({ effectiveDirective }) =>
-    refused.add(effectiveDirective));
-  const add = (name, attributes, text = "") => {
-    const element = document.createElement(name);
-    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-    element.textContent = text;
-    document.body.append(element);
-    return element;
-  };
-  add("script", {}, "globalThis.ran = true");
-  add("b", { onclick: "globalThis.ran = true" }).click();
-  add("script", { src: `${other}a.js` });
-  add("img", { src: `${other}a.png` });
-  add("iframe", { src: other });
-  add("link", { rel: "stylesheet", href: `${other}a.css` });
-  add("form", { action: other }).submit();
-  fetch(other).catch(() => null);
 };
 
 // What axe finds, as one line per rule that is broken.

@@ -319,69 +319,6 @@ def test_what_is_copied_has_no_numbers_of_lines(look):
     assert copied.strip() and copied.strip() in text
 
 
-def marked(tab) -> list[str]:
-    return [
-        *map(str, tab.evaluate("[...CSS.highlights.get('symbol') ?? []].map(String)"))
-    ]
-
-
-def click_name(tab, line, name: str) -> None:
-    line.scroll_into_view_if_needed()
-    place = line.evaluate(
-        """(line, name) => {
-          const walk = document.createTreeWalker(line, NodeFilter.SHOW_TEXT);
-          let node;
-          while ((node = walk.nextNode()) && !node.data.includes(name));
-          const range = document.createRange();
-          range.setStart(node, node.data.indexOf(name));
-          range.setEnd(node, node.data.indexOf(name) + name.length);
-          const box = range.getBoundingClientRect();
-          return [box.x + box.width / 2, box.y + box.height / 2];
-        }""",
-        name,
-    )
-    tab.mouse.click(*place)
-
-
-def test_a_symbol_lights_up_in_formulas_and_code(look):
-    tab = look("annotated/delta.html")
-    tab.locator(".annotated .mathnormal", has_text="β").first.click()
-    # Each name of the code that is this symbol, and no other; in all versions.
-    lines = "\n".join(tab.locator(".line").all_text_contents())
-    code = re.sub('#.*|"[^"]*"', "", lines)
-    names = re.findall(r"\bbeta(?:_t)?\b", code)
-    assert sorted(marked(tab)) == sorted(names) and len(names) >= 10
-    formulas = tab.locator(".annotated .symbol").all_text_contents()
-    assert set(formulas) == {"β"} and len(formulas) > 1
-    said = f"beta: {len(formulas)} in formulas, {len(names)} in code"
-    assert tab.locator(".bar [role=status]").inner_text() == said
-    # Clicked again it goes out.
-    tab.locator(".annotated .symbol").first.click()
-    assert marked(tab) == [] and tab.locator(".annotated .symbol").count() == 0
-    # The same letter with a bar, and not the plain one.
-    click_name(tab, tab.locator(".line", has_text="v_bar = read(W, k)"), "v_bar")
-    assert set(marked(tab)) == {"v_bar"}
-    assert set(tab.locator(".symbol").all_text_contents()) == {"v"}
-    tab.keyboard.press("Escape")
-    assert marked(tab) == []
-    # dW of the code is dW of a formula, not d times W; words of the language are none.
-    choose(tab, "right", "efficient")
-    line = tab.locator(".efficient .line", has_text=re.compile(r"^\d+ +return\b")).first
-    click_name(tab, line, "return")
-    assert marked(tab) == []
-    choose(tab, "right", "kernels")
-    letters = tab.locator(".kernels .mathnormal:has(+ .tint-W)")
-    letters.filter(has_text=re.compile("^d$")).first.click()
-    assert set(marked(tab)) == {"dW"}
-
-
-def test_names_that_differ_are_not_mixed_up(look):
-    """Only an index of a step, a layer or a place is left out of a name."""
-    tab = look(f"{LAYER}.html")
-    click_name(tab, tab.locator(".line", has_text="self.to_q, ").first, "to_q")
-    assert set(marked(tab)) == {"to_q"} and len(marked(tab)) >= 2
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_what_matters_has_a_colour(look, scheme):
     """The same in formulas and code; a press on its name marks all, and moves nothing."""

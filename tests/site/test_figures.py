@@ -17,12 +17,10 @@ each_figure = pytest.mark.parametrize("name", NAMES, scope="module")
 #: change: by their first letters.
 SILENT = {
     "capacity": ("New draw",),
-    "chunks": ("Inside",),
     "forgets": ("Decay of gated delta", "Keys change"),  # it begins with these
     "live": ("Tell both", "Or type"),
     "memory": ("Key", "New key"),
     "puzzles": ("0 Keep", "a", "b", "copy", "Hint"),
-    "shakespeare": ("only what",),
     # What comes after the first, a text that is no rule, cannot be judged.
     "write": (
         *("Pairs", "Width", "Strength", "Length", "β", "Token", "Edit", "Undo"),
@@ -198,15 +196,12 @@ def test_gallery_shows_every_figure(look):
             assert 40 < len(card.locator("p").last.inner_text()) < 200
             still = card.locator(".fw-still")
             assert still.bounding_box()["height"] > 150
-            assert still.evaluate(asks.CUT_IN_STILL) == []
-            small = "(e) => 14 * e.querySelector('svg').getScreenCTM().a"
-            assert still.evaluate(small) > 11
             to = card.get_by_role("link").evaluate("(e) => e.href").removeprefix(base)
             pages.append(to.partition("#")[0])
         assert {page_of(name) for name in NAMES} == set(pages)
         assert pages[0] == "index.html"
-    controls = ".fw-gallery :is([tabindex], [role=slider], button)"
-    assert tab.locator(controls).count() == 0
+    tab.keyboard.press("Tab")  # nothing of a picture can be reached
+    assert tab.locator(".fw-still :focus").count() == 0
     memory = stills.nth(pages.index("figures/memory.html"))
     memory.scroll_into_view_if_needed()
     box = memory.locator(".fw-still").bounding_box()
