@@ -57,8 +57,10 @@ test-kernels: $(READY)
 mutants: $(READY)
 	$(BIN)/python tests/mutants.py --jobs $(JOBS) $(FILES)
 
+# make notebooks [FILES=notebooks/00_start_here.ipynb]; nobody answers their questions
+notebooks: FILES ?= notebooks/*.ipynb
 notebooks: $(READY)
-	$(BIN)/python docs/tools/run_notebooks.py
+	FWLAB_PROGRESS= $(BIN)/jupyter nbconvert --config docs/tools/nbconvert_config.py --to notebook --execute --inplace $(FILES)
 
 figures: site
 	$(BIN)/python docs/tools/keep_figures.py
