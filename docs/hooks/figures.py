@@ -118,7 +118,7 @@ def _cards(gallery, config, files):
             "url": file.url_relative_to(gallery) + anchor,
             "title": title,
             "about": about,
-            "picture": Markup(STAGE.sub("", _kept(name))),
+            "picture": Markup(STAGE.sub("", _kept(name).partition("<figcaption")[0])),
         }
 
     for name, said in ELSEWHERE.items():
