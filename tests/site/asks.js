@@ -309,22 +309,6 @@ const USED = (async () => {
   return used;
 })();
 
-// In a still, the drawings that do not fit, and the texts that are cut in two.
-const CUT_IN_STILL = (still) => {
-  const outside = (a, b) => a.left < b.left - 1 || a.right > b.right + 1
-    || a.top < b.top - 1 || a.bottom > b.bottom + 1;
-  const box = (e) => e.getBoundingClientRect();
-  const found = [];
-  for (const svg of still.querySelectorAll(":scope > svg")) {
-    if (outside(box(svg), box(still))) found.push(svg.ariaLabel ?? "a drawing");
-    for (const text of svg.querySelectorAll("text")) {
-      const seen = box(text).width && box(text).top < box(svg).bottom;
-      if (seen && outside(box(text), box(svg))) found.push(text.textContent);
-    }
-  }
-  return found;
-};
-
 // --- Questions -------------------------------------------------------------
 
 // What a page says to each of some answers.
