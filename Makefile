@@ -53,8 +53,10 @@ test-notebooks: $(READY)
 test-kernels: $(READY)
 	TRITON_INTERPRET=1 $(PYTEST) tests/interpreter
 
+# make notebooks [FILES=notebooks/00_start_here.ipynb]; nobody answers their questions
+notebooks: FILES ?= notebooks/*.ipynb
 notebooks: $(READY)
-	$(BIN)/python docs/tools/run_notebooks.py
+	FWLAB_PROGRESS= $(BIN)/jupyter nbconvert --config docs/tools/nbconvert_config.py --to notebook --execute --inplace $(FILES)
 
 figures: site
 	$(BIN)/python docs/tools/keep_figures.py

@@ -114,11 +114,13 @@ def bundled(figures: dict[str, list[str]]) -> dict[str, str]:
 
 def _cards(gallery, config, files):
     def card(name: str, file, title: str, about: str, anchor: str = "") -> dict:
+        kept = _kept(name).partition("<figcaption")[0]
+        picture = re.sub(' (?:data-figure|href)="[^"]*"', "", kept)
         return {
             "url": file.url_relative_to(gallery) + anchor,
             "title": title,
             "about": about,
-            "picture": Markup(STAGE.sub("", _kept(name))),
+            "picture": Markup(picture),
         }
 
     for name, said in ELSEWHERE.items():

@@ -106,7 +106,7 @@ const UNFOCUSED = () => {
 const LONG = () => {
   const skip = "pre, code, .katex, svg, .highlight, .md-clipboard, script, style";
   const found = [];
-  for (const block of document.querySelectorAll("article :is(p, li, dd, td):not(.fw-picture p, .fw-heard)")) {
+  for (const block of document.querySelectorAll("article :is(p, li, dd, td):not(.fw-picture p, .fw-heard, .fw-still *)")) {
     if (block.querySelector(":is(p, li, table, .katex)")) continue;
     const lines = new Map();
     const walk = document.createTreeWalker(block, NodeFilter.SHOW_TEXT);
@@ -144,14 +144,16 @@ const EDGES = () => {
     const indent = block.matches("ul:not([class]), ol") ? parseFloat(getComputedStyle(block).marginLeft) : 0;
     const formula = block.querySelector(".katex-html")?.getBoundingClientRect().width > 400;
     const last = formula || block.matches(wide) || block.querySelector(wide) ? right : end;
-    if (Math.abs(box.left - indent - left) > 1 || box.right > last + 2)
+    // A wide table scrolls in its box.
+    const scrolls = block.closest("[data-scrolls=yes]");
+    if (Math.abs(box.left - indent - left) > 1 || (box.right > last + 2 && !scrolls))
       found.push(`${block.outerHTML.slice(0, 60)}: ${box.left} to ${box.right} in ${left} to ${last}`);
   }
   return found;
 };
 
 // Tables of which something is cut. A wide table scrolls in its box.
-const CUT_CELLS = () => [...document.querySelectorAll("article :is(td, tbody th)")]
+const CUT_CELLS = () => [...document.querySelectorAll("article :is(td, tbody th):not(.fw-still *)")]
   .filter((cell) => cell.scrollWidth > cell.clientWidth + 1)
   .map((cell) => cell.textContent.slice(0, 60));
 
@@ -308,22 +310,6 @@ const USED = (async () => {
   }
   return used;
 })();
-
-// In a still, the drawings that do not fit, and the texts that are cut in two.
-const CUT_IN_STILL = (still) => {
-  const outside = (a, b) => a.left < b.left - 1 || a.right > b.right + 1
-    || a.top < b.top - 1 || a.bottom > b.bottom + 1;
-  const box = (e) => e.getBoundingClientRect();
-  const found = [];
-  for (const svg of still.querySelectorAll(":scope > svg")) {
-    if (outside(box(svg), box(still))) found.push(svg.ariaLabel ?? "a drawing");
-    for (const text of svg.querySelectorAll("text")) {
-      const seen = box(text).width && box(text).top < box(svg).bottom;
-      if (seen && outside(box(text), box(svg))) found.push(text.textContent);
-    }
-  }
-  return found;
-};
 
 // --- Questions -------------------------------------------------------------
 
