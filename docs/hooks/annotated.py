@@ -7,6 +7,7 @@ A file with formulas that no such page shows has a page of its own, with notes b
 its code.
 """
 
+import ast
 import inspect
 import json
 import posixpath
@@ -91,7 +92,7 @@ class Page:
         address = partial(self._address, version)
         equation = partial(self._equation, version)
         comment = partial(linked, address=address)
-        lines = file.lines(prefix(version), comment)
+        lines = file.lines(prefix(version), comment, self._defined(version))
         tried = {"loop": STEPS.get(self.uri)} if version == "naive" else {}
         for function in file.functions:
             yield [
@@ -104,6 +105,24 @@ class Page:
                 }
                 for row in function
             ]
+
+    def _defined(self, version: str) -> dict[str, str]:
+        """Where the functions and classes are that a file uses."""
+        file = self.sources[version]
+        imported = {
+            name.name: f"{node.module.replace('.', '/')}.py"
+            for node in file.tree.body
+            if isinstance(node, ast.ImportFrom)
+            for name in node.names
+        }
+        found = {}
+        for name, path in imported.items():
+            if path in SHOWN and name in [
+                r.name for r in equations.sources()[path].rows
+            ]:
+                page, other = SHOWN[path]
+                found[name] = self._link(page.uri, anchor(other, name))
+        return found | {row.name: f"#{anchor(version, row.name)}" for row in file.rows}
 
     def _link(self, uri: str, fragment: str) -> str:
         there = posixpath.relpath(uri, posixpath.dirname(self.uri))

@@ -125,18 +125,24 @@ class Source:
     def tokens(self) -> list[tuple]:
         return [*PythonLexer(stripnl=False).get_tokens(self.text)]
 
-    def lines(self, prefix: str, link: Callable[[str], str]) -> list[str]:
+    def lines(
+        self, prefix: str, link: Callable[[str], str], defined: dict[str, str]
+    ) -> list[str]:
         """Write each line as HTML, with its number.
 
         - `prefix`: of its anchor.
         - `link`: what to make of a comment.
+        - `defined`: where what the file uses is explained.
         """
-        html = ""
-        for kind, text in self.tokens:
+        html, before = "", ""
+        for (kind, text), (_, after) in pairwise([*self.tokens, (Text, "")]):
             style = "" if kind in PLAIN else STANDARD_TYPES[kind]
             shown = escape(text, quote=False)
             if kind in Comment:
                 shown = link(shown)
+            elif kind is Name and before != "." and text in defined:
+                if after.startswith("(") or text[0].isupper():
+                    shown = f'<a class="def" href="{defined[text]}">{shown}</a>'
             elif kind is Name:
                 tint = TINTS.get(text) or TINTS.get(text.removesuffix("_t"))
                 tint = None if tint == "beta" and "aft" in self.path else tint
@@ -144,6 +150,7 @@ class Source:
             for part in shown.splitlines(keepends=True):
                 plain = not style or part.isspace()
                 html += part if plain else f'<span class="{style}">{part}</span>'
+            before = text
         return [
             self._line(prefix, number, line) if line else "\n"
             for number, line in enumerate(html.splitlines(), 1)

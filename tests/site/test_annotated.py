@@ -88,11 +88,13 @@ def test_pages_show_all_code(site):
             assert re.sub(r"^\s*#.*$", "", rest, flags=re.M).strip() == "", path
 
 
-def test_numbers_are_links(site):
-    """To the equation: here, on another page, or where it is listed."""
+def test_numbers_and_names_are_links(site):
+    """To the equation or definition: here, on another page, or where it is listed."""
     html = (site / "annotated" / "delta.html").read_text("utf-8")
     for tag in ("20", "24", "26", "27", "28"):
         assert f'<a class="eq" href="#eq-{tag}">Eq. {tag}</a>' in html
+    assert '<a class="def" href="#naive-delta_step">delta_step</a>' in html
+    assert '<a class="def" href="sum.html#naive-read">read</a>' in html
     layer = (site / f"{LAYER}.html").read_text("utf-8")
     # Stated on another page; and stated nowhere, but listed.
     assert 'href="../../sum.html#eq-19">' in layer
