@@ -7,16 +7,14 @@ while a page is being made.
 """
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from _pytest.runner import runtestprotocol
 from browser import OPTIONS, chromium, served
 from built import MOVED, ROOT, Page
-from figure import fresh, look, tabs, watched  # noqa: F401
+from figure import fresh, look  # noqa: F401
 
 
 @pytest.fixture(scope="session")
@@ -24,25 +22,20 @@ def site(tmp_path_factory) -> Path:
     """Return the folder of the built site."""
     if built := os.environ.get("FWLAB_SITE"):
         return Path(built).resolve()
-    fetch = [sys.executable, str(ROOT / "docs" / "tools" / "npm.py")]
-    done = subprocess.run(fetch, capture_output=True, encoding="utf-8")
-    if done.returncode:
-        pytest.fail(
-            f"the site needs packages of npm: {done.stderr.strip()}", pytrace=False
-        )
     folder = tmp_path_factory.mktemp("site")
     # Not with --quiet, which hides warnings from --strict.
-    build = ["mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    done = subprocess.run(
-        [sys.executable, "-m", *build],
-        cwd=ROOT,
-        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        encoding="utf-8",
-    )
-    said = [line for line in done.stderr.splitlines() if "INFO" not in line]
-    if done.returncode:
-        pytest.fail("\n".join(["mkdocs build --strict:", *said]), pytrace=False)
+    build = ["-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    for command in (["docs/tools/npm.py"], build):
+        done = subprocess.run(
+            [sys.executable, *command],
+            cwd=ROOT,
+            env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+            capture_output=True,
+            encoding="utf-8",
+        )
+        said = [line for line in done.stderr.splitlines() if "INFO" not in line]
+        if done.returncode:
+            pytest.fail("\n".join([" ".join(command), *said]), pytrace=False)
     return folder
 
 
@@ -54,74 +47,17 @@ def pages(site) -> dict[str, Page]:
 
 
 @pytest.fixture(scope="session")
-def browser(request):
+def browser():
+    from playwright.sync_api import sync_playwright
+
     path = chromium()
     if path is None:
-        reason = "no Chromium to look at the site with: install it, or set CHROMIUM"
-        if os.environ.get("CI"):
-            pytest.fail(reason, pytrace=False)
-        pytest.skip(reason)
-    if os.environ.get("CI"):
-        import playwright.sync_api as playwright
-    else:
-        playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as p:
-        chromium_of_tests = Browser(
-            lambda: p.chromium.launch(executable_path=path, args=OPTIONS)
-        )
-        request.config.stash[BROWSER] = chromium_of_tests
-        yield chromium_of_tests
-        chromium_of_tests.end()
-
-
-class Browser:
-    """A browser of playwright, which is started when it is not there."""
-
-    def __init__(self, start):
-        self.start, self.running = start, None
-
-    def __getattr__(self, name):
-        if self.running is None or not self.running.is_connected():
-            self.running = self.start()
-        return getattr(self.running, name)
-
-    def end(self):
-        if self.running is not None:
-            self.running.close()
-        self.running = None
-
-
-BROWSER, CRASHED = pytest.StashKey[Browser](), pytest.StashKey[bool]()
-#: What playwright says when a page, or all of the browser, is gone.
-GONE = re.compile("crashed|has been closed|Connection closed")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item, call):
-    if call.excinfo and BROWSER in item.config.stash:
-        error, module = call.excinfo.value, type(call.excinfo.value).__module__
-        if module.startswith("playwright") and GONE.search(str(error)):
-            item.stash[CRASHED] = True
-    return (yield)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item, nextitem):
-    """Repeat a test whose browser crashed: that says nothing of the site.
-
-    Only then: what fails for any other reason has failed.
-    """
-    if "browser" not in getattr(item, "fixturenames", ()):
-        return None
-    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    reports = runtestprotocol(item, log=False, nextitem=nextitem)
-    if item.stash.get(CRASHED, False):
-        item.config.stash[BROWSER].end()
-        reports = runtestprotocol(item, log=False, nextitem=nextitem)
-    for report in reports:
-        item.ihook.pytest_runtest_logreport(report=report)
-    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-    return True
+        stop = pytest.fail if os.environ.get("CI") else pytest.skip
+        stop("no Chromium to look at the site with: install it, or set CHROMIUM")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=OPTIONS)
+        yield browser
+        browser.close()
 
 
 @pytest.fixture(scope="session")
