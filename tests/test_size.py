@@ -19,7 +19,7 @@ LINES = {
     "docs/reproduce": 6_631,
     "docs/hooks": 3_531,
     "docs/tools": 1_259,
-    "tests": 21_206,
+    "tests": 21_215,
 }
 
 

@@ -182,5 +182,7 @@ def test_gallery_shows_every_figure(look):
     tab.keyboard.press("Tab")  # nothing of a picture can be reached
     assert tab.locator(".fw-still :focus").count() == 0
     memory = stills.nth(pages.index("figures/memory.html"))
-    memory.locator(".fw-still").click(position={"x": 40, "y": 40})
+    memory.scroll_into_view_if_needed()
+    box = memory.locator(".fw-still").bounding_box()
+    tab.mouse.click(box["x"] + 40, box["y"] + 40)
     tab.wait_for_url("**/figures/memory.html")
