@@ -271,7 +271,7 @@ const ILLEGIBLE = (name) => {
 };
 
 // What axe finds, as one line per rule that is broken.
-const RULES = ({ rules, of } = {}) => axe.run(of ?? document, {
+const RULES = ({ rules, of }) => axe.run(of ?? document, {
   resultTypes: ["violations"],
   runOnly: rules ?? ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"],
 }).then((results) => results.violations

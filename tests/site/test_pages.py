@@ -179,7 +179,7 @@ def test_page_that_is_not_there(browser, site, tmp_path):
         tab.goto(f"{root}folder/notebooks/old/404.html")
         until(tab, "document.links[0].href.endsWith('/folder/index.html')")
         tab.evaluate(AXE.read_text("utf-8"))
-        assert tab.evaluate(asks.RULES) == []
+        assert tab.evaluate(asks.RULES, {}) == []
         links = tab.evaluate("[...document.links].map((link) => link.href)")
         names = [link.removeprefix(f"{root}folder/") for link in links]
         assert names == FROM_404
