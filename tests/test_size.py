@@ -19,7 +19,7 @@ LINES = {
     "docs/reproduce": 6_631,
     "docs/hooks": 3_373,
     "docs/tools": 1_129,
-    "tests": 21_855,
+    "tests": 20_182,
 }
 
 

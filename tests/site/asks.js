@@ -1,23 +1,5 @@
 // What tests ask of a page, by name: each is handed to the browser as it stands.
 
-// In a page, the figures as they came, and the script of one once more.
-const ANEW = async (name) => {
-  if (!globalThis.asItCame) {
-    const text = await (await fetch(location.pathname)).text();
-    globalThis.asItCame = new DOMParser().parseFromString(text, "text/html");
-  }
-  performance.clearResourceTimings();
-  for (const figure of document.querySelectorAll(".fw-figure[id]"))
-    figure.replaceWith(document.importNode(asItCame.getElementById(figure.id), true));
-  scrollTo({ top: 0, behavior: "instant" });
-  const own = new RegExp(`figures/(\\w+-)*${name}(-\\w+)*\\.js$`);
-  const old = [...document.scripts].find(({ src }) => own.test(src));
-  const script = Object.assign(document.createElement("script"), { src: old.src });
-  const done = new Promise((yes, no) => { script.onload = yes; script.onerror = no; });
-  old.replaceWith(script);
-  await done;
-};
-
 // Of each pair of texts that lie on one another, what they say; and of those
 // that stick out of their drawing.
 const OVERLAPPING = (() => {
@@ -277,7 +259,7 @@ const ILLEGIBLE = (name) => {
 };
 
 // What axe finds, as one line per rule that is broken.
-const RULES = (rules) => axe.run(document, {
+const RULES = ({ rules, of }) => axe.run(of ?? document, {
   resultTypes: ["violations"],
   runOnly: rules ?? ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"],
 }).then((results) => results.violations
@@ -365,48 +347,6 @@ const PICTURES = [
   ...(seen(all("svg")[0]) ? ["moving"] : []),
 ];
 
-// All ticks that Next leads to, and back, until a button is off; with their words.
-const WALK = ["Next", "Back"].map((name) => {
-  const button = all("button").find((e) => e.textContent === name);
-  const seen = [[state().tick, words()]];
-  while (!button.disabled) {
-    button.click();
-    seen.push([state().tick, words()]);
-  }
-  return seen;
-});
-
-// Where a key is after each of many arrows, from the other side.
-const ARROWS = (handle) => ["Left", "Right", "Up", "Down"].map((arrow) => {
-  const press = (arrow) => handle.dispatchEvent(
-    new KeyboardEvent("keydown", { key: `Arrow${arrow}`, cancelable: true }));
-  const other = { Left: "Right", Right: "Left", Up: "Down", Down: "Up" }[arrow];
-  // To the other side, wherever that is reached from.
-  for (let i = 0; i < 40; i++) press(other);
-  const places = [];
-  for (let i = 0; i <= 40; i++) {
-    const { e, f } = handle.transform.baseVal[0].matrix;
-    places.push({ Left: -e, Right: e, Up: -f, Down: f }[arrow]);
-    press(arrow);
-  }
-  return [places, handle.ariaValueNow];
-});
-
-// Type a text at once, and keep what is said of it.
-const SPOKEN = (() => {
-  globalThis.said = [];
-  // One record per change, also of several changes at once.
-  new MutationObserver((changes) => {
-    for (const { addedNodes } of changes) said.push(addedNodes[0]?.textContent);
-  }).observe(all(".fw-status")[0], { childList: true });
-  // All in one turn of the browser: nobody can pause in between.
-  const [box] = all("textarea");
-  for (const letter of "to be") {
-    box.value += letter;
-    box.dispatchEvent(new Event("input", { bubbles: true }));
-  }
-})();
-
 // The number of controls that the tabulator should stop at.
 const STOPS = (() => {
   const controls = all(":is(button, input, textarea, [role=slider])");
@@ -444,31 +384,3 @@ const CUT = () => [...document.querySelectorAll("mark")]
   .filter(({ previousSibling, nextSibling }) =>
     /\w$/.test(previousSibling?.textContent ?? "") || /^\w/.test(nextSibling?.textContent ?? ""))
   .map((e) => e.parentElement.textContent);
-
-// What is on the page; of the table, sum, then delta.
-const LIVE = ({
-  state: state(), words: words(), marks: texts("tbody b"),
-  crossed: texts("s"), strong: texts("p strong"), scores: texts("thead strong"),
-  // Of each memory, the opacity of its pixels, row after row.
-  maps: all("canvas").map((canvas) => {
-    const { width, height } = canvas;
-    const copy = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
-    copy.drawImage(canvas, 0, 0);
-    const { data } = copy.getImageData(0, 0, width, height);
-    const opacities = Array.from(data).filter((_, i) => i % 4 === 3);
-    return Array.from({ length: height }, (_, i) => opacities.slice(i * width, (i + 1) * width));
-  }),
-});
-
-// How far its picture is pushed down when the figure begins.
-const PUSHED = (() => {
-  const [row] = all(".fw-controls");
-  const top = () => all(".fw-pair")[0].getBoundingClientRect().top;
-  const after = top();
-  root.classList.remove("fw-live");
-  row.style.display = "none";
-  const pushed = after - top();
-  root.classList.add("fw-live");
-  row.style.display = "";
-  return pushed;
-})();
