@@ -21,12 +21,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from test_exercises import TRUTHS, patient, verdict
+from test_exercises import TRUTHS, changed, patient, verdict
 from torch.nn import functional as F
 
 from fwlab.exercises import EXERCISES
 from fwlab.exercises.course.pairs import eight_pairs
-from fwlab.exercises.notation import changed
 from fwlab.feature_maps import DPFP, l2_normalize
 from fwlab.layers import FeedbackTransformer
 
