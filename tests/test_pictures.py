@@ -61,6 +61,12 @@ def test_what_can_be_seen_is_said(change, said):
     assert said in difference(picture(**change), STORED)
 
 
+def test_of_a_training_only_labels_count():
+    other = picture(values=(3, 1, 1), color=plots.WRONG)
+    assert difference(other, STORED, labels_only=True) is None
+    assert "step" in difference(picture("step"), STORED, labels_only=True)
+
+
 class Cell:
     """What nbval's comparison needs of a cell."""
 
