@@ -12,6 +12,7 @@ import inspect
 import itertools
 import random
 import re
+import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,20 +64,21 @@ def names_of(module: str) -> list[str]:
     loaded = importlib.import_module(module)
     if hasattr(loaded, "__all__"):
         return list(loaded.__all__)
-    return [name for name in assigned(loaded) if not name.startswith("_")]
+    return [name for name in defined(loaded) if not name.startswith("_")]
 
 
-def assigned(module: Any) -> list[str]:
-    """List the names that a module defines, in its own order."""
-    names: list[str] = []
-    for node in ast.parse(inspect.getsource(module)).body:
+def defined(module: Any) -> dict[str, str]:
+    """List what a module defines, each with the line above and the text below."""
+    source = inspect.getsource(module)
+    found, lines = {}, source.splitlines()
+    for node, after in itertools.pairwise([*ast.parse(source).body, ast.Pass()]):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            names.append(node.name)
-        elif isinstance(node, ast.Assign):
-            names += [x.id for x in node.targets if isinstance(x, ast.Name)]
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            names.append(node.target.id)
-    return names
+            found[node.name] = ""
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            target = node.target if hasattr(node, "target") else node.targets[0]
+            below = ast.unparse(after) if isinstance(after, ast.Expr) else ""
+            found[ast.unparse(target)] = lines[node.lineno - 2] + below
+    return {name: about for name, about in found.items() if name.isidentifier()}
 
 
 def methods(name: str, cls: type) -> Iterator[Public]:
@@ -243,6 +245,16 @@ def raised(p: Public) -> set[str]:
 def test_every_error_is_documented():
     silent = {p.name: raised(p) - set(SPAN.findall(doc_of(p))) for p in CALLED}
     silent = {name: errors for name, errors in silent.items() if errors}
+    assert not silent, silent
+
+
+def test_every_constant_is_described():
+    described = set()
+    for module in list(sys.modules.values()):
+        if module.__name__.startswith("fwlab"):
+            about = defined(module).items()
+            described |= {name for name, x in about if re.search("^#: |'$|\"$", x)}
+    silent = {p.last for p in CONSTANTS} - described
     assert not silent, silent
 
 
