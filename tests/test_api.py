@@ -113,6 +113,7 @@ def public() -> Iterator[Public]:
 
 ALL = list(public())
 CALLED = [p for p in ALL if inspect.isclass(p.value) or inspect.isfunction(p.value)]
+CONSTANTS = [p for p in ALL if p not in CALLED]
 
 
 def doc_of(p: Public) -> str:
