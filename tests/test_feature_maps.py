@@ -294,3 +294,10 @@ def test_width_of_a_map_of_your_own():
             return self.project(x).relu()
 
     assert Own().width(8) == Own().double().width(8) == 12
+
+
+def test_directions_that_are_trained_get_a_gradient():
+    favor = FAVOR(4, directions=3)
+    favor.omega.requires_grad_()
+    favor(torch.randn(2, 4)).sum().backward()
+    assert favor.omega.grad.abs().max() > 0

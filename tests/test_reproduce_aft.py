@@ -31,6 +31,14 @@ def test_windows_of_text_are_the_same_characters_for_every_length(monkeypatch):
             assert torch.equal(part[:, 1:].flatten(), wanted)
 
 
+def test_models_are_equally_large():
+    """Those without or with whole biases, too."""
+    for T, names in ((64, (*aft.OF_IMAGES, aft.WHOLE)), (128, aft.WINDOWS.values())):
+        every = [aft.build(name, 18, T, 32, 2) for name in (*names, "aft-simple")]
+        sizes = [sum(p.numel() for p in model.parameters()) for model in every]
+        assert max(sizes) - min(sizes) < 0.01 * max(sizes), sizes
+
+
 def test_biases_by_rows_and_columns():
     """Against a loop over pixels."""
     layer, x = aft.AFTConvImage(8, 2).double(), torch.randn(2, 64, 8).double()

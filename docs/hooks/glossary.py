@@ -1,7 +1,7 @@
 """Explains a term of the glossary where a page uses it first.
 
 The term becomes a link to its entry in docs/notation.md; the first sentences
-of the entry appear on hover and focus. There, each symbol
+of the entry appear on hover and focus, and on the first tap. There, each symbol
 has an anchor: its name in the code.
 """
 
@@ -77,7 +77,10 @@ def on_page_content(html, page, config, files):
     if page.file.src_uri in ("changelog.md", "references.md"):
         return html
     there = files.get_file_from_path(GLOSSARY).url_relative_to(page.file)
-    return explained(html, there)
+    html = explained(html, there)
+    if 'class="fw-term"' in html:
+        page.meta.setdefault("scripts", []).append("scripts/glossary.js")
+    return html
 
 
 def explained(html: str, there: str) -> str:

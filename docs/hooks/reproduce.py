@@ -110,8 +110,9 @@ def _index() -> list[dict]:
         results = _load(experiment.name, False)
         claims = _claims(experiment, results)
         state = verdict(claims) if results else "not run yet"
-        if results and len(results["points"]) < results["grid"]:
-            state += f"; {len(results['points'])} of {results['grid']} points"
+        grid = len(experiment.points(False))
+        if results and len(results["points"]) < grid:
+            state += f"; {len(results['points'])} of {grid} points"
         rows = [Row(experiment, claim) for claim in claims]
         found.append({"experiment": experiment, "state": state, "rows": rows})
     return found
@@ -141,6 +142,7 @@ def _result(experiment: Experiment) -> str:
         "reproduce/result.html",
         experiment=experiment,
         results=results,
+        grid=len(experiment.points(False)),
         rows=[Row(experiment, claim) for claim in claims],
         seeds=sorted({point["seed"] for point in points}),
         figure=_figure(experiment, results, claims) if results else "",

@@ -9,6 +9,7 @@ last digits; tests/pictures.py says what may not.
 c = get_config()  # noqa: F821 (of nbconvert)
 c.ExecutePreprocessor.timeout = 1200
 c.ExecutePreprocessor.record_timing = False
+c.ExecutePreprocessor.coalesce_streams = True
 c.ClearMetadataPreprocessor.enabled = True
 c.ClearMetadataPreprocessor.preserve_cell_metadata_mask = {"tags"}
 kept = {"kernelspec", ("language_info", "name")}

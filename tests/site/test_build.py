@@ -144,6 +144,7 @@ def test_sitemap_lists_every_page(site, pages):
 
 def test_every_page_says_what_it_is(site, pages):
     """The text, and the picture, that are shown where a page is linked to."""
+    described = set()
     for name, page in pages.items():
         meta = r'<meta (?:name|property)="([^"]+)" content="([^"]*)"'
         metas = dict(re.findall(meta, page.html))
@@ -153,6 +154,8 @@ def test_every_page_says_what_it_is(site, pages):
         assert urljoin(base + name, metas["og:image"]) == f"{base}images/card.png", name
         assert 40 <= len(metas["og:description"]) <= 300, name
         assert unescape(metas["description"]) == unescape(metas["og:description"]), name
+        described.add(metas["description"])
+    assert len(described) == len(pages)
 
 
 def test_pages_lead_to_the_repository_if_it_has_an_address(pages):

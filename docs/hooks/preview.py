@@ -1,0 +1,31 @@
+"""The description of a page: what a link to it shows below its title.
+
+A page gives it as `description` in its front matter; otherwise it is the
+first paragraph. docs/templates/theme/main.html writes it into the page.
+"""
+
+import re
+from html import escape, unescape
+
+LONGEST = 200
+
+
+def on_page_content(html, page, config, files):
+    text = page.meta.get("description") or _first_paragraph(html)
+    # Templates of the theme do not escape what they write into attributes.
+    page.meta["description"] = escape(_plain(text or config.site_description))
+    return html
+
+
+def _first_paragraph(html: str) -> str:
+    # Formulas and lists of links mean nothing on their own.
+    for text in re.findall(r"<p>(.*?)</p>", html, re.DOTALL):
+        plain = _plain(text)
+        if len(plain) > 40 and "\\(" not in plain and "$" not in plain:
+            cut = plain[:LONGEST].rpartition(" ")[0] + " …"
+            return plain if len(plain) <= LONGEST else cut
+    return ""
+
+
+def _plain(html: str) -> str:
+    return " ".join(unescape(re.sub("<[^>]*>", "", html)).split())
