@@ -141,7 +141,7 @@ def points(quick: bool) -> list[Point]:
     images = [("digits", name, PIXELS, *model) for name in OF_IMAGES]
     whole = [] if quick else [("digits", WHOLE, PIXELS, *model)]
     windows = [
-        # At the rate at which AFT-local learns text best.
+        # At the rate at which AFT-local learns text best, see rates.md.
         ("windows", name, 128, *model[:2], 800, 3e-2)
         for name in (NO_WINDOW | WINDOWS).values()
         if not quick
