@@ -42,8 +42,8 @@ def test_an_explanation_is_seen_on_focus_and_leads_to_its_entry(look):
     term.focus()
     expect(tab.locator(".md-tooltip2", has_text=said)).to_be_visible()
     other = tab.locator("a.fw-term").nth(1)
-    other.tap()  # the first tap explains, the second one leads there
     said = other.get_attribute("title")
+    other.tap()  # the first tap explains, the second one leads there
     expect(tab.locator(".md-tooltip2", has_text=said)).to_be_visible()
     other.tap()
     tab.wait_for_url("**/notation.html#term-*")
