@@ -374,7 +374,7 @@ TINY_POINTS = [
     ("translation", {"map": "favor"}, {"train": 4, "budget": 20, "batch": 2}),
     *(("aft", {"task": task}, IMAGES) for task in ("layer", "digits", "text")),
     ("aft", {"task": "windows", "mixer": "aft-local, 4"}, IMAGES),
-    ("aft", {"mixer": aft.WHOLE}, IMAGES),
+    ("aft", {"mixer": aft.WHOLE}, IMAGES | {"d_model": 64}),
     *(("feedback-tasks", {"task": t}, {"steps": 20}) for t in ("reverse", "count")),
     ("aft-stability", {}, {}),
     ("feedback-variables", {"model": "last print"}, PROGRAMS),
