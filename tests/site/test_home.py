@@ -65,7 +65,8 @@ def test_one_press_shows_the_difference(home):
         added = next(a for a in answers["sum"] if a["name"] == name)
         assert not added["right"] and added["truth"] < 0.6
         assert all(a["right"] for a in answers["delta"])
-    right = [a["right"] for pair in zip(*answers.values(), strict=True) for a in pair]
+    pairs = zip(answers["sum"], answers["delta"], strict=True)
+    right = [a["right"] for pair in pairs for a in pair]
     assert home.texts("tbody b") == ["✓" if each else "✗" for each in right]
     assert len(home.fetched()) == 2  # once
 
