@@ -12,7 +12,7 @@ export NO_MKDOCS_2_WARNING = 1
 # several processes that share the cores wait for each other.
 GROUPS := test-site test-package test-notebooks test-kernels
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
-test test-all mutants $(GROUPS): export OMP_NUM_THREADS = 1
+test test-all $(GROUPS): export OMP_NUM_THREADS = 1
 PYTEST := $(BIN)/python -m pytest
 
 # make test PROCESSOR=1 (or 2, 3, ...): PyTorch adds the same terms in another
@@ -21,7 +21,7 @@ ifdef PROCESSOR
 export FWLAB_PROCESSOR = $(PROCESSOR)
 endif
 
-.PHONY: site serve test test-all $(GROUPS) mutants notebooks figures screenshots bench reproduce lint clean
+.PHONY: site serve test test-all $(GROUPS) notebooks figures bench reproduce lint clean
 
 site: $(READY)
 	$(BIN)/python docs/tools/npm.py
@@ -53,18 +53,13 @@ test-notebooks: $(READY)
 test-kernels: $(READY)
 	TRITON_INTERPRET=1 $(PYTEST) tests/interpreter
 
-# make mutants [FILES="fwlab/ops/softmax/naive.py ..."]
-mutants: $(READY)
-	$(BIN)/python tests/mutants.py --jobs $(JOBS) $(FILES)
-
+# make notebooks [FILES=notebooks/00_start_here.ipynb]; nobody answers their questions
+notebooks: FILES ?= notebooks/*.ipynb
 notebooks: $(READY)
-	$(BIN)/python docs/tools/run_notebooks.py
+	FWLAB_PROGRESS= $(BIN)/jupyter nbconvert --config docs/tools/nbconvert_config.py --to notebook --execute --inplace $(FILES)
 
 figures: site
 	$(BIN)/python docs/tools/keep_figures.py
-
-screenshots: site
-	$(BIN)/python docs/tools/screenshots.py
 
 bench: $(READY)
 	$(BIN)/fwlab bench
@@ -83,7 +78,7 @@ lint: $(READY)
 	$(BIN)/python docs/tools/scripts.py
 
 clean:
-	rm -rf .venv .cache mutants site
+	rm -rf .venv .cache site
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

@@ -37,15 +37,6 @@ def seed():
     torch.manual_seed(0)
 
 
-@pytest.fixture(scope="session")
-def copies():
-    """Run the command in copies of one process that has PyTorch: see terminal.py."""
-    import terminal
-
-    with terminal.copies() as run:
-        yield run
-
-
 def pytest_collection_finish():
     """Keep what is loaded now out of every later garbage collection."""
     gc.collect()

@@ -4,8 +4,7 @@
 
 With words, only the mutants whose names contain one of them. Each is an edit of one
 file, in a copy of the package: a text that occurs there exactly once, and what takes
-its place. The case that finds it is printed. `mutants.py` makes other mistakes, without
-thought and by the thousand, and takes hours.
+its place. The case that finds it is printed.
 """
 
 import os

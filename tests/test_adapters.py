@@ -5,7 +5,6 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import parametrize
 
 from fwlab.feature_maps import ELU1
@@ -13,8 +12,6 @@ from fwlab.layers import FeedbackTransformer, SoftmaxAttention
 from fwlab.layers.feedback import called_module
 from fwlab.models import MIXERS, EncoderDecoder, LanguageModel
 
-#: Modules that nothing calls, or that a model skips where they would do nothing.
-CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Dropout)
 KINDS = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
 #: Options in which more modules take part.
 MODERN = {
@@ -190,26 +187,6 @@ def test_a_stack_of_feedback_that_calls_is_trained(shared):
     assert half[0].dtype == torch.bfloat16 and half[1].k.dtype == torch.float32
     handle.remove()
     assert seen and called_module(other.blocks) is None
-
-
-@every_mixer
-def test_hooks_for_all_modules_see_all(mixer):
-    """`forward` calls every module; `prefill` and `step` those with weights."""
-    model, seen = small(mixer), set()
-    every = {m for m in model.modules() if type(m) not in CONTAINERS}
-    layers = {m for m in every if type(m) in KINDS}
-    handle = register_module_forward_hook(lambda m, *_: seen.add(m))
-    try:
-        model(TEXT)
-        assert every <= seen, every - seen
-        seen.clear()
-        _, state = model.prefill(TEXT)
-        assert layers <= seen
-        seen.clear()
-        model.step(TEXT[:, 0], state)
-        assert layers <= seen
-    finally:
-        handle.remove()
 
 
 def test_other_models_call_their_layers():

@@ -1,4 +1,4 @@
-"""AFT: identities, finite exponents of any size, images."""
+"""AFT: finite exponents of any size, layers that see everything, images."""
 
 from functools import partial
 
@@ -15,89 +15,6 @@ from fwlab import ops
 from fwlab.layers import AFTConv, AFTConv2d, AFTFull, AFTLocal, AFTSimple
 
 both = pytest.mark.parametrize("implementation", ["naive", "efficient"])
-T, D = 9, 4  # the size of the published checks
-
-
-def qkv(time=T, channels=D, seed=0):
-    return [random(2, time, channels, seed=seed + i) for i in range(3)]
-
-
-def spread(band, time, is_causal=True):
-    """Expand a band `[time, width]` to a matrix of all pairs, elementwise."""
-    w = torch.zeros(time, time, dtype=band.dtype)
-    window = band.shape[1] if is_causal else (band.shape[1] + 1) // 2
-    for t in range(time):
-        for s in range(time):
-            back = t - s
-            if 0 <= back < window:
-                w[t, s] = band[t, back]
-            elif not is_causal and -window < back < 0:
-                w[t, s] = band[t, window - 1 - back]
-    return w
-
-
-# --- the definition and its identities (A1 to A9) ---------------------
-
-
-def identities(simple, full, local):
-    """A1 to A6 by name: two ways to compute the same."""
-    q, k, v = qkv()
-    bias, wide, none = random(T, T), random(T, T), torch.zeros(T, T).double()
-    y, narrow = full(q, k, v, bias), random(T, 3)
-    sums = (k.exp() * v).cumsum(1) / k.exp().cumsum(1)
-    shifted, c = k + random(2, 1, D, seed=9), random(T, seed=9)
-    yield "A1: without bias, simple", full(q, k, v, none), simple(q, k, v)
-    yield "A1: which is a mean", simple(q, k, v), torch.sigmoid(q) * sums
-    for width in (T, T + 1, 5 * T):
-        band = random(T, width)
-        found, wanted = local(q, k, v, band), full(q, k, v, spread(band, T))
-        yield f"A2: with a window of {width}, full", found, wanted
-    yield "A2: of zeros, simple", local(q, k, v, none[:, :3]), simple(q, k, v)
-    yield "A4: all keys + c", full(q, shifted, v, bias), y
-    found, wanted = local(q, shifted, v, narrow), local(q, k, v, narrow)
-    yield "A4: all keys + c, in a window", found, wanted
-    yield "A4: a row + c", full(q, k, v, bias + random(T, 1, seed=9)), y
-    found, wanted = local(q, k, v, wide + 1), local(q, k, v, wide)
-    yield "A4: a row + c, in a window of all", found, wanted
-    found, wanted = full(q, k, v, bias + c), full(q, k + c[:, None], v, bias)
-    yield "A5: a bias of a key is a key", found, wanted
-    same = random(2, 1, D, seed=9)
-    found = full(q, k, same.expand_as(v), 3 * bias)
-    yield "A6: the mean of equal values", found, torch.sigmoid(q) * same
-
-
-@both
-def test_a1_to_a6(implementation):
-    """And what is no identity."""
-    simple, full, local = (
-        partial(op, implementation=implementation)
-        for op in (ops.aft_simple, ops.aft_full, ops.aft_local)
-    )
-    for name, found, wanted in identities(simple, full, local):
-        assert error(found, wanted) < 1e-14, name
-    q, k, v = qkv()
-    # A window of one is not simple: the diagonal keeps its bias.
-    assert error(local(q, k, v, random(T, 1)), simple(q, k, v)) > 0.01
-    band = random(T, 3)
-    assert error(local(q, k, v, band + 1), local(q, k, v, band)) > 0.01
-    # No mean leaves the range of its values.
-    y = full(q, k, v, random(T, T, scale=3))
-    assert (y.abs().amax(1) < v.abs().amax(1)).all()
-
-
-@both
-def test_a9_a_linear_bias_is_the_recurrence_of_rwkv(implementation):
-    """w = -(t - t') lambda: a decay of exp(-lambda) per step."""
-    q, k, v = qkv()
-    decay = 0.3
-    back = torch.arange(T)[:, None] - torch.arange(T)
-    y = ops.aft_full(q, k, v, -decay * back.double(), implementation=implementation)
-    a = b = torch.zeros(2, D, dtype=torch.float64)
-    for t in range(T):
-        a = a * torch.exp(torch.tensor(-decay)) + k[:, t].exp() * v[:, t]
-        b = b * torch.exp(torch.tensor(-decay)) + k[:, t].exp()
-        assert error(y[:, t], torch.sigmoid(q[:, t]) * a / b) < 1e-6
-
 
 # --- any finite K + w --------------------------------------------------
 
@@ -172,22 +89,6 @@ def test_exact_where_k_plus_w_is_finite(op, key, bias, implementation):
     assert torch.allclose(y.double(), wanted, rtol=1e-6, atol=0)
     gradients = torch.autograd.grad(weighted(y), inputs)
     assert all(g.isfinite().all() for g in gradients)
-
-
-def test_long_and_loud(time=1000, sigma=60.0):
-    """Stay within the rounding of such exponents: keys of deviation 60, many tiles."""
-    q, k, v = (random(1, time, 4, seed=i).float() for i in range(3))
-    k, band = k * sigma, random(time, 32, seed=3).float() * sigma
-    found = ops.aft_local(q, k, v, band)
-    exact = ops.aft_local(*(x.double() for x in (q, k, v, band)))
-    assert error(found, exact) < 1e-4
-    assert error(ops.aft_simple(q, k, v), ops.aft_simple(*(x.double() for x in (q, k, v)))) < 1e-4  # fmt: skip
-
-
-# --- states -------------------------------------------------------------
-
-
-# --- what callers do wrong ---------------------------------------------
 
 
 # --- layers: beside what test_layers.py tries with each ----------------
@@ -294,16 +195,3 @@ def test_image_layer():
         keep[:, 3:] = False
         dirty = torch.where(keep[..., None], x, torch.nan)
         assert error(layer(dirty, key_mask=keep)[:, :3], layer(x[:, :3])) < 1e-12
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: AFTConv(12, 5), "AFTConv: expected d_model to be a multiple of heads"),
-        (lambda: AFTConv2d(12, 3, size=4), "AFTConv2d: expected size to be odd, got 4"),
-        (lambda: AFTSimple(12)(torch.zeros(2, 3, 11)), r"AFTSimple: expected x .* got \[2, 3, 11\]"),
-        (lambda: AFTSimple(12).step(torch.zeros(2, 3, 12)), r"AFTSimple: expected x .* got \[2, 3, 12\]"),
-    ],
-)  # fmt: skip
-def test_layer_errors(make, message):
-    refuses(make, message, ValueError)

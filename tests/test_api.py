@@ -12,6 +12,7 @@ import inspect
 import itertools
 import random
 import re
+import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,31 +64,21 @@ def names_of(module: str) -> list[str]:
     loaded = importlib.import_module(module)
     if hasattr(loaded, "__all__"):
         return list(loaded.__all__)
-    return [name for name in assigned(loaded) if not name.startswith("_")]
+    return [name for name in defined(loaded) if not name.startswith("_")]
 
 
-def assigned(module: Any) -> dict[str, str | None]:
-    """List the names a module defines, with the strings that describe constants."""
-    lines = inspect.getsource(module).splitlines()
-    body = ast.parse(inspect.getsource(module)).body
-    described: dict[str, str | None] = {}
-    for node, after in zip(body, [*body[1:], None], strict=True):
+def defined(module: Any) -> dict[str, str]:
+    """List what a module defines, each with the line above and the text below."""
+    source = inspect.getsource(module)
+    found, lines = {}, source.splitlines()
+    for node, after in itertools.pairwise([*ast.parse(source).body, ast.Pass()]):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            described[node.name] = ast.get_docstring(node)
-        if not isinstance(node, ast.Assign | ast.AnnAssign):
-            continue
-        said = []
-        for line in reversed(lines[: node.lineno - 1]):
-            if not line.startswith("#:"):
-                break
-            said.insert(0, line.removeprefix("#:"))
-        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-            said.append(str(after.value.value))
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        for target in targets:
-            if isinstance(target, ast.Name):
-                described[target.id] = "\n".join(said).strip() or None
-    return described
+            found[node.name] = ""
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            target = node.target if hasattr(node, "target") else node.targets[0]
+            below = ast.unparse(after) if isinstance(after, ast.Expr) else ""
+            found[ast.unparse(target)] = lines[node.lineno - 2] + below
+    return {name: about for name, about in found.items() if name.isidentifier()}
 
 
 def methods(name: str, cls: type) -> Iterator[Public]:
@@ -213,31 +204,6 @@ def test_every_parameter_is_documented():
     assert not missing, missing
 
 
-#: Names whose other arguments go to somebody else, who checks them: to Accelerate, to
-#: Matplotlib, to the class, to a learner's answer. `test_hf.py` has those of a model of
-#: transformers; a configuration returns what it does not know.
-PASS_ON = {
-    *("fwlab.training.Trainer", "fwlab.layers.FastWeightAttention.like"),
-    *("fwlab.hf.FwlabForCausalLM.forward", "fwlab.hf.FwlabConfig.from_dict"),
-    *(f"fwlab.plots.{name}" for name in ("cells", "new", "panels", "marks", "slider")),
-    *(f"fwlab.exercises.{name}" for name in ("ask", "compare_gradients")),
-    "fwlab.exercises.check_formula",
-}
-
-
-def test_no_misspelt_argument_is_swallowed():
-    """Python, or the function itself, refuses it before it misses any other."""
-    swallowed = []
-    for p in CALLED:
-        if p.name in PASS_ON:
-            continue
-        with pytest.raises((TypeError, ValueError)) as refusal:
-            p.value(*[None] * (p.owner is not None), misspelt=1)
-        if not re.search("misspelt|no keyword arguments", str(refusal.value)):
-            swallowed.append(p.name)
-    assert not swallowed, swallowed
-
-
 def says_what_is_returned(p: Public) -> bool:
     annotation = inspect.signature(p.value).return_annotation
     if p.owner and isinstance(inspect.getattr_static(p.owner, p.last), property):
@@ -283,18 +249,13 @@ def test_every_error_is_documented():
     assert not silent, silent
 
 
-def is_described(p: Public) -> bool:
-    """Say whether it is described where it is listed, or where it is defined."""
-    module = importlib.import_module(p.name.rpartition(".")[0])
-    sources = [module]
-    for node in ast.walk(ast.parse(inspect.getsource(module))):
-        if isinstance(node, ast.ImportFrom) and p.last in {a.name for a in node.names}:
-            sources.append(importlib.import_module(node.module))
-    return any(assigned(source).get(p.last) for source in sources)
-
-
 def test_every_constant_is_described():
-    silent = [p.name for p in CONSTANTS if not is_described(p)]
+    described = set()
+    for module in list(sys.modules.values()):
+        if module.__name__.startswith("fwlab"):
+            about = defined(module).items()
+            described |= {name for name, x in about if re.search("^#: |'$|\"$", x)}
+    silent = {p.last for p in CONSTANTS} - described
     assert not silent, silent
 
 

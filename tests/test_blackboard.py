@@ -7,7 +7,6 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
 import torch
 from npm import program
 from torch.nn.functional import normalize
@@ -39,10 +38,10 @@ console.log(JSON.stringify(JSON.parse(readFileSync(0)).map(after)));
 """
 
 
-def in_page(cases, module=BLACKBOARD):
+def in_page(cases):
     """Run texts as the page does: the numbers of W after all tokens, or an error."""
-    command = [*program("node"), "--input-type=module", "-e", RUN, module.as_uri()]
-    sent = json.dumps(cases, default=torch.Tensor.tolist)
+    command = [*program("node"), "--input-type=module", "-e", RUN, BLACKBOARD.as_uri()]
+    sent = json.dumps([*cases], default=torch.Tensor.tolist)
     return json.loads(subprocess.check_output(command, input=sent, text=True))
 
 
@@ -53,10 +52,10 @@ def in_torch(text, W, tokens):
     return W
 
 
-def worst(cases, module=BLACKBOARD):
+def worst(cases):
     """Return the largest difference, relative to 1 at least; infinite after an error."""
     off = [0.0]
-    for case, found in zip(cases, in_page(cases, module), strict=True):
+    for case, found in zip(cases, in_page(cases), strict=True):
         if isinstance(found, str) or None in found:
             return math.inf
         right = in_torch(*case).detach().flatten()
@@ -145,36 +144,10 @@ def depends(text, W, tokens):
     return end.shape == W.shape and all(1e-6 < x < math.inf for x in sizes)
 
 
-@pytest.fixture(scope="module")
-def many():
-    """Draw a hundred random rules that depend on all that they take."""
+def test_a_hundred_random_rules():
+    """Of rules that depend on all that they take."""
     choose, found = random.Random(0), {}
     while len(found) < 100:
         case = variant(choose), *drawn(len(found))
         found |= {case[0]: case} if depends(*case) else {}
-    return [*found.values()]
-
-
-def test_a_hundred_random_rules(many):
-    assert worst(many) < 1e-6
-
-
-@pytest.mark.parametrize(
-    "right, fault",
-    [
-        ("((a, b) => a - b,", "((a, b) => b - a,"),
-        ('"*": [2,', '"*": [1,'),
-        ("joined(SIGN) : operand()", "operand() : operand()"),  # (-x) ** 2
-        ("Math.min(rank + 1, SIGN)", "rank + 1"),  # (2 ** 3) ** 2
-        ("b[i % b.length]", "b[i]"),  # a vector that does not go with every row
-        ('">": [0, each((a, b) => +(a > b)', '">": [0, each((a, b) => +(a < b)'),
-        ("and[j * columns + c]", "and[c * inner + j]"),
-        ("`${name} ${sign} (${right})`", "`${name} ${sign} ${right}`"),
-    ],
-)
-def test_planted_faults_are_seen(many, tmp_path, right, fault):
-    source = BLACKBOARD.read_text("utf-8")
-    assert source.count(right) == 1
-    wrong = tmp_path / "blackboard.js"
-    wrong.write_text(source.replace(right, fault), "utf-8")
-    assert worst(many, wrong) > 1e-6
+    assert worst(found.values()) < 1e-6

@@ -14,9 +14,6 @@ from torch import Tensor
 from fwlab import ops
 from fwlab.feature_maps import (
     DPFP,
-    ELU1,
-    FAVOR,
-    RandomFourier,
     divide,
     l2_normalize,
     sum_normalize,
@@ -185,27 +182,6 @@ def test_appendix_b(op, implementation):
     )
     same(W[0, 0] @ keys[0], v1 if op == "delta_rule" else 0.75 * v1)
     same(W[0, 0] @ keys[1], [5, 5, 5])
-
-
-@pytest.mark.parametrize("implementation", FORMS)
-def test_an_empty_memory_retrieves_zero(implementation):
-    """Check Eq. 27 at the first step, and queries that match no key."""
-    k = double([[1, 1, 0, 0], [1, 0, 0, 0]])[None, :, None]
-    q = double([[1, 0, 0, 0], [0, 0, 1, 0]])[None, :, None]
-    y, state = ops.delta_rule(
-        q,
-        k,
-        double([[4, 8], [2, 2]])[None, :, None],
-        double([[[1 / 4], [1 / 4]]]),
-        normalize=True,
-        return_state=True,
-        implementation=implementation,
-    )
-    # 1/4 of (4, 8) is written. The second key reads just that, and writes
-    # 1/4 of what is missing to (2, 2), which is (1, 0).
-    same(y[0, :, 0], [[1, 2], [0, 0]])
-    same(state.W[0, 0], [[5 / 4, 1, 0, 0], [2, 2, 0, 0]])
-    same(state.z[0, 0], [2, 1, 0, 0])
 
 
 @both
@@ -382,15 +358,6 @@ def test_normalize():
     same(l2_normalize(x), double([[3 / 5, -4 / 5], [0, 0], [5 / 13, 12 / 13]]))
 
 
-def test_elu1():
-    x = double([[-math.log(4), 0], [2, -1], [1 / 2, 1]])
-    wanted = double([[1 / 4, 1], [3, 1 / math.e], [3 / 2, 2]])
-    same(ELU1()(x), wanted)
-    features, scale = ELU1().scaled(x)
-    same(features, wanted)
-    assert scale is None
-
-
 def test_dpfp():
     """Eq. 37. r is (1, 2, 0, 0, 0, 3), then (0, 0, 3, 1, 2, 0)."""
     x = double([[1, 2, -3], [-1, -2, 3]])
@@ -400,46 +367,3 @@ def test_dpfp():
     same(DPFP(2)(x), torch.cat([one, two], -1))
     same(DPFP(3)(x), torch.cat([one, two, 0 * one], -1))
     assert [DPFP(nu).width(3) for nu in (1, 2, 3)] == [6, 12, 18]
-
-
-def directed(phi, directions):
-    """Make the same map with directions that are known."""
-    phi = phi.double()
-    phi.omega.copy_(double(directions))
-    return phi
-
-
-def test_favor():
-    """Eqs. 31 and 32: 2^x1 and 3^x2, with h(1, 2) = exp(-5/2) / 2."""
-    known = [[math.log(2), 0], [0, math.log(3)]]
-    phi = directed(FAVOR(2, 2, stabilize=False), known)
-    numbers = double([2, 9, 1 / 2, 1 / 9])
-    same(phi(double([1, 2])), math.exp(-5 / 2) / 2 * numbers)
-    features, scale = phi.scaled(double([[1, 2]]))
-    assert scale is None
-    same(features[0], math.exp(-5 / 2) / 2 * numbers)
-
-
-def test_favor_stabilized():
-    """Width 16: keys are halved first, which makes them (1, 2, 0 ...)."""
-    known = torch.zeros(2, 16, dtype=torch.float64)
-    known[0, 0], known[1, 1] = math.log(2), math.log(3)
-    phi = directed(FAVOR(16, 2), known.tolist())
-    x = torch.zeros(2, 16, dtype=torch.float64)
-    x[0, :2] = double([2, 4])
-    factor, numbers = math.exp(-5 / 2) / 2, double([2, 9, 1 / 2, 1 / 9])
-    same(phi(x), torch.stack([factor * numbers, 0 * numbers + 1 / 2]))
-    features, scale = phi.scaled(x[None])
-    same(features[0], torch.stack([numbers / 9, 0 * numbers + 1]))
-    same(scale[0], double([math.log(9 * factor), -math.log(2)]))
-
-
-def test_random_fourier():
-    """Angles of 30, 45 and 0 degrees; the key (3, 4) counts as (3/5, 4/5)."""
-    known = [[5 * math.pi / 36, 0], [0, 5 * math.pi / 32], [0, 0]]
-    phi = directed(RandomFourier(2, 3, bandwidth=2.0), known)
-    half, root, three = 1 / 2, math.sqrt(1 / 2), math.sqrt(3) / 2
-    wanted = double([half, root, 0, three, root, 1]) / math.sqrt(3)
-    same(phi(double([[3, 4], [30, 40]])), torch.stack([wanted, wanted]))
-    same(phi(double([0, 0])), double([0, 0, 0, 1, 1, 1]) / math.sqrt(3))
-    assert phi(torch.ones(2, dtype=torch.float16)).dtype == torch.float16

@@ -34,15 +34,88 @@ def held(W, k):
     return (W * k[..., None, :]).sum(-1)
 
 
-def test_messages_carry_numbers_and_causes():
-    _, text = verdict(lambda W, k, v: None, "write")
-    assert "returned None. Does it end in a `return`?" in text
-    _, text = verdict(lambda W, k, v: W.T, "write")
-    assert "shape [3, 5], got [5, 3]" in text
-    _, text = verdict(lambda W, k, v: 1 / 0, "write")
-    assert "raised ZeroDivisionError: division by zero" in text
-    _, text = verdict(lambda x: x / 2, "sum_normalize")
-    assert "expected 1, got" in text
+def delta_step_of_one_memory(W, k, v, beta):
+    assert W.dim() == 2
+    return W + torch.outer(beta * v, k)
+
+
+def gradient_step_too_far(W, k, v, beta):
+    error = v - held(W, k)  # with the other sign than the solution
+    return W + beta[..., None, None] * outer(2 * error, k) * 1.1
+
+
+def two_mistakes(W, k, v, beta):
+    """Where the first property fails, only one of them shows."""
+    old = held(W, k)
+    return W + outer(beta[..., None] ** 2 * (v - old), k / k.norm())
+
+
+def close(W, k, v, beta):
+    """Remove half of what is asked, which is no misconception."""
+    old = held(W, k) / 2
+    return W + outer(beta[..., None] * (v - old), k)
+
+
+no_gradient = torch.no_grad()(EXERCISES["delta_step"].reference)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "said", "not_said"),
+    [
+        ("write", lambda W, k, v: None, "None. Does it end in a `return`?", "yours is"),
+        ("write", lambda W, k, v: W.T, "shape [3, 5], got [5, 3]", ""),
+        ("write", lambda W, k, v: 1 / 0, "ZeroDivisionError: division by zero", ""),
+        ("sum_normalize", lambda x: x / 2, "expected 1, got", ""),
+        (
+            *("write", lambda W, k, v: (W.float() + outer(v, k).float()).double()),
+            *("few digits of float32", ""),
+        ),
+        (
+            *("write", lambda W, k, v: (W + outer(v, k)).float()),
+            *("float64 like the arguments, got float32", ""),
+        ),
+        ("cheap_mask", lambda steps: torch.ones(steps, steps), "bool, got float32", ""),
+        ("write", lambda W, k, v: (W + outer(v, k)) * (1 + 1e-7), "✗", "float32"),
+        # The smallest numbers on which a mistake without a name shows.
+        (
+            *("delta_step", close),
+            "With W = 1, k = 0.5, v = 0, beta = 0.5 yours is 0.9375; right is 0.875. "
+            "There old is 0.25 in yours, and 0.5 in the solution.",
+            "sum rule",
+        ),
+        ("delta_step", lambda W, k, v, beta: W + outer(v, k), "✗", "yours is"),
+        # The numbers are right, and something else is not.
+        ("delta_step", no_gradient, "✗", "yours is"),
+        ("chunked_sum", lambda q, k, v, n: (q @ k.mT).tril() @ v, "✗", "yours is"),
+        # Nothing to calculate by head.
+        ("ablate", lambda m, tokens, loss: torch.zeros(len(m.blocks)), "✗", "yours is"),
+        # Only the weights of attention count, so no part of the result is blamed.
+        (
+            *("favor", lambda q, k, R: (3 * favor(q, k, R)[0], favor(q, k, R)[1] ** 2)),
+            *("numbers differ", "yours is"),
+        ),
+        # A line that is right under another name is not blamed.
+        ("gradient_step", gradient_step_too_far, "yours is", "There error"),
+        # A misconception that raises elsewhere; two that are named one by one.
+        (
+            *("delta_step", delta_step_of_one_memory),
+            *("the sum rule: what the key held is not removed", ""),
+        ),
+        ("delta_step", two_mistakes, "multiplies by beta twice", ""),
+        # S = 4 makes one number of it, which is that of a misconception.
+        ("predict_error", lambda S, d: (S - 1) // d, "✗", "what the best keys lose"),
+    ],
+)
+def test_what_is_said(name, answer, said, not_said):
+    right, text = verdict(answer, name)
+    assert not right and said in text
+    assert not not_said or not_said not in text
+
+
+def test_numbers_that_differ_are_shown_to_the_digit_that_differs():
+    _, text = verdict(lambda W, k, v: (W + outer(v, k)) * (1 + 1e-7), "write")
+    expected, got = re.search(r"expected (\S+), got (\S+) ", text).groups()
+    assert expected != got
 
 
 def test_a_mistake_that_nobody_makes_has_no_name():
@@ -81,42 +154,15 @@ def test_the_line_that_raised_is_shown():
     assert "raised NameError: name 'missing' is not defined" in text
 
 
-def numpy_features(x, R):
-    return torch.from_numpy(random_features(x, R).numpy())
+@pytest.mark.parametrize("wrap", [lambda answer: answer, functools.partial])
+@pytest.mark.parametrize("name", ["positive_features", "dpfp"])
+def test_the_line_that_raised_is_that_of_the_learner(name, wrap):
+    def answer(*given):
+        return torch.from_numpy(EXERCISES[name].reference(*given).numpy())
 
-
-def numpy_products(x, nu):
-    return torch.from_numpy(EXERCISES["dpfp"].reference(x, nu).numpy())
-
-
-@pytest.mark.parametrize(
-    ("name", "answer"),
-    [
-        ("positive_features", numpy_features),
-        ("dpfp", numpy_products),
-        ("dpfp", functools.partial(numpy_products)),
-    ],
-)
-def test_the_line_that_raised_is_that_of_the_learner(name, answer):
-    text = verdict(answer, name)[1]
+    text = verdict(wrap(answer), name)[1]
     assert ".numpy())` raised RuntimeError: Can't call numpy()" in text
     assert "lets gradients through" in text
-
-
-def test_float32_inside_is_said_as_such():
-    def write(W, k, v):
-        return (W.float() + outer(v, k).float()).double()
-
-    _, text = verdict(write)
-    assert "few digits of float32" in text
-    _, text = verdict(lambda W, k, v: (W + outer(v, k)).float(), "write")
-    assert "float64 like the arguments, got float32" in text
-    _, text = verdict(lambda steps: torch.ones(steps, steps), "cheap_mask")
-    assert "to be bool, got float32" in text
-    _, text = verdict(lambda W, k, v: (W + outer(v, k)) * (1 + 1e-7), "write")
-    assert "float32" not in text
-    expected, got = re.search(r"expected (\S+), got (\S+) ", text).groups()
-    assert expected != got
 
 
 def test_an_endless_loop_is_stopped(monkeypatch):
@@ -230,12 +276,9 @@ def test_results_of_other_kinds(capsys):
 
 @pytest.mark.parametrize("thing", [None, 3, "delta_step", torch.zeros(2)])
 def test_check_of_something_else(thing):
-    right, text = verdict(thing)
-    assert not right
-    assert "your function itself" in text
-    right, text = verdict(thing, "delta_step")
-    assert not right
-    assert "your function itself" in text
+    for name in (None, "delta_step"):
+        right, text = verdict(thing, name)
+        assert not right and "your function itself" in text
 
 
 def test_unknown_names():
@@ -243,8 +286,7 @@ def test_unknown_names():
         return W
 
     right, text = verdict(delta)
-    assert not right
-    assert "no exercise named 'delta'" in text
+    assert not right and "no exercise named 'delta'" in text
     assert all(name in text for name in EXERCISES)
     with pytest.raises(AssertionError, match="no exercise"):
         assert_correct(delta)
@@ -260,63 +302,6 @@ def test_hints(capsys):
         assert f"{len(hints)} hints" in capsys.readouterr().out
     hint("nothing")
     assert "no exercise" in capsys.readouterr().out
-
-
-# --- The smallest wrong case -------------------------------------------------
-
-
-def close(W, k, v, beta):
-    """No misconception: half of what is asked is removed."""
-    old = held(W, k) / 2
-    return W + outer(beta[..., None] * (v - old), k)
-
-
-def test_a_mistake_without_a_name_is_shown_on_the_smallest_numbers():
-    _, text = verdict(close, "delta_step")
-    assert "numbers differ" in text
-    case = (
-        "With W = 1, k = 0.5, v = 0, beta = 0.5 yours is 0.9375; right is 0.875. "
-        "There old is 0.25 in yours, and 0.5 in the solution."
-    )
-    assert case in text
-
-
-def test_a_misconception_needs_no_case():
-    _, text = verdict(lambda W, k, v, beta: W + outer(v, k), "delta_step")
-    assert "yours is" not in text
-
-
-@pytest.mark.parametrize(
-    ("name", "answer"),
-    [
-        # The numbers are right, and something else is not.
-        ("delta_step", torch.no_grad()(EXERCISES["delta_step"].reference)),
-        ("chunked_sum", lambda q, k, v, chunk: (q @ k.mT).tril() @ v),
-        # Nothing to calculate by head: a model, or nothing is returned.
-        ("ablate", lambda model, tokens, loss: torch.zeros(len(model.blocks))),
-        ("write", lambda W, k, v: None),
-    ],
-)
-def test_where_no_small_numbers_show_it_none_are_shown(name, answer):
-    right, text = verdict(answer, name)
-    assert not right and "yours is" not in text
-
-
-def test_a_part_that_may_have_any_scale_is_not_blamed():
-    """The features of favor: only the weights of attention count."""
-    _, text = verdict(
-        lambda q, k, R: (3 * favor(q, k, R)[0], favor(q, k, R)[1] ** 2), "favor"
-    )
-    assert "numbers differ" in text and "yours is" not in text
-
-
-def test_a_line_that_is_right_under_another_name_is_not_blamed():
-    def gradient_step(W, k, v, beta):
-        error = v - held(W, k)  # with the other sign than the solution
-        return W + beta[..., None, None] * outer(2 * error, k) * 1.1
-
-    _, text = verdict(gradient_step)
-    assert "yours is" in text and "There error" not in text
 
 
 def test_what_a_wrong_answer_prints_is_shown_once(capsys):
@@ -342,18 +327,6 @@ def test_a_slow_answer_is_not_called_often():
     assert len(called) < 20
 
 
-# --- Recognition -------------------------------------------------------------
-
-
-def test_a_misconception_that_raises_elsewhere_is_named():
-    def delta_step(W, k, v, beta):
-        assert W.dim() == 2  # in one memory only
-        return W + torch.outer(beta * v, k)
-
-    _, text = verdict(delta_step)
-    assert "This is the sum rule: what the key held is not removed" in text
-
-
 @pytest.mark.parametrize("name", ["mean_of", "stream_mean", "mended_kernel", "favor"])
 def test_noise_has_no_name(name):
     """Not even that of a misconception that returns NaN."""
@@ -369,12 +342,6 @@ def test_noise_has_no_name(name):
     assert not any(why in text for why, _ in EXERCISES[name].misconceptions), text
 
 
-def test_one_number_that_fits_by_chance_has_no_name():
-    """S = 4 makes one number of it, which is that of a misconception."""
-    _, text = verdict(lambda S, d: (S - 1) // d, "predict_error")
-    assert "✗" in text and "This is what the best keys lose" not in text
-
-
 def test_no_line_is_lost_to_recognition(monkeypatch):
     """While a mistake gets its name, what an answer prints is not shown."""
 
@@ -388,14 +355,3 @@ def test_no_line_is_lost_to_recognition(monkeypatch):
         time.sleep(0.1)
         seen.append(sys.stdout)
     assert len(seen) == 2 and all(out is mine for out in seen)
-
-
-def test_two_mistakes_are_named_one_by_one():
-    """Where the first property fails, only one of them shows."""
-
-    def delta_step(W, k, v, beta):
-        old = held(W, k)
-        return W + outer(beta[..., None] ** 2 * (v - old), k / k.norm())
-
-    _, text = verdict(delta_step)
-    assert "✗ with beta between 0 and 1" in text and "multiplies by beta twice" in text

@@ -8,7 +8,6 @@ import torch
 from alike import refuses
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn import functional as F
 
 from fwlab.data import (
     Characters,
@@ -207,22 +206,6 @@ def documents(sizes):
     """Tokens that tell where they are: document * 100 + index."""
     tokens = [100 * d + i for d, size in enumerate(sizes) for i in range(size)]
     return torch.tensor(tokens, dtype=torch.int16), torch.tensor([0, *sizes]).cumsum(0)
-
-
-def test_packed_by_hand():
-    tokens, borders = documents([3, 1, 4])
-    assert packed_rows(borders, 5) == 2
-    inputs, targets, cu_seqlens = packed(tokens, borders, 5, 0)
-    assert inputs.tolist() == [[0, 1, 2, 100, 200]]
-    assert targets.tolist() == [[1, 2, -100, -100, 201]]
-    assert cu_seqlens.tolist() == [0, 3, 4, 5]
-    inputs, targets, cu_seqlens = packed(tokens, borders, 5, 1)
-    assert inputs.tolist() == [[201, 202, 203, 0, 0]]
-    assert targets.tolist() == [[202, 203, -100, -100, -100]]
-    assert cu_seqlens.tolist() == [0, 3, 5]
-    assert (inputs.dtype, targets.dtype) == (torch.int64, torch.int64)
-    assert cu_seqlens.dtype == torch.int32
-    assert F.cross_entropy(torch.zeros(5, 300), targets[0]) > 0  # skips the rest
 
 
 SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=8)

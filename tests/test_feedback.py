@@ -1,4 +1,4 @@
-"""Feedback memory: what each step sees, at what cost, and known bugs."""
+"""Feedback memory: known bugs of others, and layers from a transformer."""
 
 import copy
 
@@ -11,11 +11,9 @@ from alike import (
     random,
     refuses,
 )
-from torch.nn import functional as F
 
 from fwlab import ops
 from fwlab.layers import Block, FeedbackTransformer, SoftmaxAttention
-from fwlab.ops.feedback import naive
 
 HEADS = 2
 both = pytest.mark.parametrize("implementation", ["naive", "efficient"])
@@ -31,89 +29,6 @@ def small_weights(layers=2, shared=False, normalize=True):
 
 def sequence(time, d=6, batch=2, seed=1):
     return random(batch, time, d, seed=seed)
-
-
-def only(layer, layers):
-    """Logits that put exactly all the weight on one state."""
-    merge = torch.full((layers + 1,), -1000.0, dtype=torch.float64)
-    merge[layer] = 0
-    return merge
-
-
-def parallel(x, w, heads=HEADS):
-    """Run the stack that sees only past *inputs*, in parallel over steps."""
-    time, memory, layers = x.shape[1], x, len(w.to_q)
-    key = x.shape[-1] // heads
-    back = torch.arange(time)[:, None] - torch.arange(time)
-    s = naive.sinusoids(back.flatten().double(), w.positions.shape[1])
-    r = (s @ w.positions.T).view(time, time, key)
-
-    def split(y):
-        return y.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-    for l in range(layers):
-        g = min(l, len(w.to_k) - 1)
-        m = memory if w.norm_memory is None else naive.norm(memory, w.norm_memory[g])
-        q = split(naive.norm(x, w.norm_mixer[l]) @ w.to_q[l].T)
-        k, v = split(m @ w.to_k[g].T), split(m @ w.to_v[g].T)
-        a = q @ k.mT + torch.einsum("bhtd,tjd->bhtj", q, r)
-        past = torch.ones(time, time, dtype=torch.bool).tril(-1)
-        a = torch.softmax((a / key**0.5).masked_fill(~past, -torch.inf), -1)
-        z = torch.nan_to_num(a) @ v  # the first step sees nothing
-        x = x + z.transpose(1, 2).flatten(2) @ w.to_out[l].T
-        h = F.gelu(naive.norm(x, w.norm_mlp[l]) @ w.expand[l].T)
-        x = x + h @ w.contract[l].T
-    return x
-
-
-# --- the identities --------------------------------------------------
-
-
-@both
-@forms
-def test_all_mass_on_the_input_is_parallel(implementation, shared):
-    """F1: nothing higher comes back, so no step waits for another."""
-    x = sequence(12)
-    w = small_weights(3, shared)._replace(merge=only(0, 3))
-    y = ops.feedback(x, w, heads=HEADS, implementation=implementation)
-    assert error(y, parallel(x, w)) < 1e-12
-
-
-@both
-def test_one_layer_is_an_ordinary_one_and_two_are_not(implementation):
-    """F2: only with feedback do two layers differ from a transformer."""
-    x, shared = sequence(12), ("merge", "positions")
-    for layers, same in ((1, True), (2, False)):
-        w = small_weights(layers)._replace(merge=only(0, layers))
-        wanted = x
-        for l in range(layers):
-            parts = w._asdict().items()
-            one = (p if name in shared else p[l : l + 1] for name, p in parts)
-            wanted = parallel(wanted, ops.FeedbackWeights(*one))
-        found = ops.feedback(x, w, heads=HEADS, implementation=implementation)
-        assert (error(found, wanted) < 1e-12) is same
-
-
-def test_the_lowest_layer_sees_the_highest_of_the_past():
-    """What neither a transformer nor weight on the input can do."""
-    x = sequence(3, batch=1)
-    for merge, sees in ((only(0, 2), False), (only(2, 2), True)):
-        results = []
-        for factor in (1, 2):
-            w = small_weights(2)._replace(merge=merge)
-            w.contract[1] *= factor  # changes the top state alone
-            stack = ops.FeedbackWeights(
-                *(p[:1] if n not in ("merge", "positions") else p for n, p in w._asdict().items())
-            )  # fmt: skip
-            _, state = ops.feedback(x[:, :2], w, heads=HEADS, return_state=True)
-            # The lowest layer of step 3, from keys and values of layer 1.
-            low = ops.FeedbackState(state.k[:, :, :1], state.v[:, :, :1], None)
-            stack = stack._replace(merge=only(0, 1))
-            results.append(ops.feedback(x[:, 2:], stack, heads=HEADS, state=low))
-        assert torch.equal(*results) is not sees
-
-
-# --- a single step ---------------------------------------------------
 
 
 # --- what must not happen (reference: 4.3 of the peers) --------------
@@ -227,7 +142,6 @@ def test_errors_name_the_argument():
         (lambda: ops.feedback(x, w, heads=3), r"expected weights.positions of shape \[2, 4\].*got \[3, 4\]"),
         (lambda: ops.feedback(x, w, heads=2.0), "expected heads to be an integer, got 2.0"),
         (lambda: ops.feedback_attention(x, x, x, w.positions), r"expected k of shape \[2, past, 4, 6\].*got \[2, 4, 6\]"),
-        (lambda: FeedbackTransformer(6, 4, 2), "d_model=6 and heads=4"),
         (lambda: FeedbackTransformer(6, 2, 1)(x), "x of dtype"),
         (lambda: FeedbackTransformer(6, 2, 1).step(x.float()), r"\[batch, 6\]"),
     ]  # fmt: skip

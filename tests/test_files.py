@@ -5,10 +5,13 @@ import resource
 import stat
 from pathlib import Path
 
+import nbformat
 import pytest
 from terminal import fwlab
 
 from fwlab.files import OTHERS, read_json, replacing, write_json
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
@@ -121,3 +124,21 @@ def test_what_is_no_json_is_named(tmp_path):
         path.write_bytes(text)
         with pytest.raises(ValueError, match=f"^{path} is damaged: no JSON"):
             read_json(path)
+
+
+def test_results_of_the_notebooks_are_those_of_the_site():
+    """A notebook that runs alone has no docs folder: the package has copies."""
+    folder = ROOT / "fwlab" / "data" / "results"
+    copies = sorted(folder.rglob("*.json"))
+    # Runs of notebooks alone, by a tool in docs/tools, are nowhere else.
+    own = {path for path in copies if path.name.startswith(("feedback-t", "qwen-"))}
+    assert len(own) == 5 and len(copies) == 29
+    for path in {*copies} - own:
+        homes = (ROOT / "docs" / name / path.name for name in ("results", "reproduce"))
+        (original,) = (home for home in homes if home.exists())
+        assert path.read_bytes() == original.read_bytes(), f"copy {original} to {path}"
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        book = nbformat.read(path, as_version=4)
+        for cell in book.cells:
+            if cell.cell_type == "code" and cell.id != "setup":
+                assert "../" not in cell.source, (path, cell.id)

@@ -319,25 +319,3 @@ def test_what_cannot_be_graded(tmp_path, monkeypatch):
 )
 def test_exercises_that_a_handout_checks(cell, name):
     assert asked([cell]) == ([name] if name else [])
-
-
-def test_tasks_are_those_of_the_notebooks():
-    """And the line to start from, too, or the one whose function has a bug."""
-    cells = [
-        "".join(cell["source"])
-        for path in sorted((ROOT / "notebooks").glob("*.ipynb"))
-        for cell in json.loads(path.read_text("utf-8"))["cells"]
-    ]
-
-    def plain(text):
-        return "".join(text.split()).replace(",)", ")")
-
-    cells = [plain(cell) for cell in cells]
-    once = []
-    for name, exercise in EXERCISES.items():
-        # Without the imports of a bug hunt, which a notebook has above.
-        start = re.sub(r"^from .*\n+", "", exercise.signature, flags=re.M)
-        wanted = plain(exercise.task.removeprefix("**")), plain(start)
-        if all(sum(part in cell for cell in cells) == 1 for part in wanted):
-            once.append(name)
-    assert once == list(EXERCISES)

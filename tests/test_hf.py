@@ -256,31 +256,6 @@ def test_resized_embeddings(tied, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_gradient_checkpointing(use_reentrant):
-    """The same gradients from less memory."""
-    model = wrapped().train()
-
-    def step():
-        sizes = []
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda x: sizes.append(x.numel()) or x, lambda x: x
-        ):
-            loss = model(PROMPT, labels=PROMPT).loss
-        model.zero_grad()
-        loss.backward()
-        return sum(sizes), model.language_model.embedding.weight.grad
-
-    kept, gradient = step()
-    model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
-    assert model.is_gradient_checkpointing
-    less, same = step()
-    assert less < kept / 2 and error(same, gradient) < 1e-10
-    model.gradient_checkpointing_disable()
-    assert step()[0] == kept
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_trainer_with_label_smoothing(tmp_path):
     """It is that of the next token, for which the class is known by its name."""
     model = wrapped().float()

@@ -147,6 +147,7 @@ def test_the_operation_names_a_wrong_argument(op):
         if name in fuzz.takes(op) and name not in p.x:
             message = f"^{op}: expected {message}"
             refuses(partial(call, p, **{name: wrong}), message, error)
+    refuses(partial(call, p, misspelt=1), "misspelt", TypeError)
 
 
 Z = partial(torch.zeros, dtype=torch.float64)

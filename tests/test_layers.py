@@ -35,7 +35,6 @@ from fwlab.layers import (
     TransformerXL,
 )
 from fwlab.layers.fast_weight_attention import RULES
-from fwlab.layers.gates import RENAMED
 from fwlab.layers.transformer_xl import RelativeAttention
 from fwlab.models import LanguageModel
 
@@ -189,8 +188,12 @@ def test_step_without_gradients(make):
                 same = wanted[i][:, 3 + t]
                 torch.testing.assert_close(y, same, rtol=1e-10, atol=1e-12)
         for state in (3, (), (None, 3), x, rebuild(states[0], torch.Tensor.float)):
-            with pytest.raises((TypeError, ValueError), match=r"expected .*state"):
-                layer.step(x[:, 0], state)
+            for call in (
+                partial(layer.step, x[:, 0]),
+                partial(layer.prefill, x[:, :1]),
+            ):
+                with pytest.raises((TypeError, ValueError), match=r"expected .*state"):
+                    call(state)
         few = rebuild(states[0], lambda part: part[:1])
         with pytest.raises(ValueError, match=r"expected .*state"):
             layer.step(x[:, 0], few)
@@ -210,17 +213,13 @@ def test_a_token_in_half_precision(name, monkeypatch):
         assert found.dtype == right.dtype and error(found, right) < 1e-2
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_causal(name):
-    """In AFT, which has sums over long times, not by one bit."""
+@pytest.mark.parametrize("name", [name for name in LAYERS if "aft" in name])
+def test_later_tokens_change_no_bit(name):
+    """In AFT, which has sums over long times."""
     layer, x = setup(LAYERS[name])
     later = x.clone()
     later[:, 20:] = 100 * torch.randn(2, 20, 12)
-    y, before = layer(later), layer(x)
-    if name.startswith("aft"):
-        assert torch.equal(y[:, :20], before[:, :20])
-    torch.testing.assert_close(y[:, :20], before[:, :20])
-    assert not torch.allclose(y[:, 20:], before[:, 20:])
+    assert torch.equal(layer(later)[:, :20], layer(x)[:, :20])
 
 
 @layers
@@ -287,14 +286,12 @@ def test_no_steps_change_nothing(make, masked):
 
 @all_layers
 def test_what_a_layer_refuses(make):
-    """Another device, an unknown implementation, states of another kind."""
+    """Another device, an unknown implementation."""
     layer, x = setup(make)
     said = "expected x on cpu, like the layer's weights, got meta"
     refuses(lambda: layer(x.to("meta")), said, ValueError)
     said = "expected implementation to be .*got 'fastest'"
     refuses(lambda: layer(x, implementation="fastest"), said)
-    for state in (3, (), (3,), (None, 3), [x, x], x):
-        refuses(lambda state=state: layer.prefill(x, state), "state")
 
 
 @pytest.mark.parametrize("name", [n for n in LAYERS if n != "transformer-xl"])
@@ -348,8 +345,6 @@ def test_steps_of_a_token_are_in_its_projections():
     ("call", "message"),
     [
         (lambda: FastWeightAttention(10, 3), "d_model=10 and heads=3"),
-        (lambda: SoftmaxAttention(10, 3), "d_model=10 and heads=3"),
-        (lambda: FastWeightProgrammer(10, 3), "d_model=10 and heads=3"),
         (lambda: FastWeightProgrammer(12)(torch.zeros(2, 5, 9)), r"\[batch, time, 12\].*\[2, 5, 9\]"),
         (lambda: FastWeightProgrammer(12).step(torch.zeros(2, 5, 12)), r"\[batch, 12\]"),
         (lambda: FastWeightAttention(12, 3, rule="kimi_delta", normalize=True), "normalize=False for rule 'kimi_delta', which has no normaliser, got True"),
@@ -359,6 +354,7 @@ def test_steps_of_a_token_are_in_its_projections():
         (lambda: FastWeightAttention(12, 3)(torch.zeros(2, 5, 12).double()), "x of dtype"),
         (lambda: SoftmaxAttention(12, 3)(torch.zeros(2, 5, 12).long()), "x of dtype"),
         (lambda: SoftmaxAttention(12, 4, 3), "heads=4 and kv_heads=3"),
+        (lambda: AFTConv2d(12, 3, size=4), "AFTConv2d: expected size to be odd, got 4"),
         (lambda: FastWeightAttention(12, 4, kv_heads=8), "heads=4 and kv_heads=8"),
         (lambda: FastWeightAttention(12, 4, value_heads=6), "value_heads to be a multiple of heads, got value_heads=6 and heads=4"),
         (lambda: FastWeightAttention(12, 4, kv_heads=2, value_heads=4), "kv_heads or value_heads, not both, got kv_heads=2 and value_heads=4"),
@@ -378,30 +374,6 @@ def test_steps_of_a_token_are_in_its_projections():
 )  # fmt: skip
 def test_errors_name_the_argument(call, message):
     refuses(call, message)
-
-
-@pytest.mark.parametrize("make", OPTIONAL.values(), ids=OPTIONAL)
-def test_a_masked_token_is_as_if_it_were_not_there(make):
-    """Mask tokens on the left, on the right and within; convolutions skip them, too."""
-    layer, x = setup(make)
-    for keep in (
-        torch.arange(40) >= 11,
-        torch.arange(40) < 29,
-        torch.rand(40, generator=torch.Generator().manual_seed(0)) < 0.5,
-        torch.zeros(40).bool(),
-    ):
-        wanted, rest = layer.prefill(x[:, :9])
-        more, rest = layer.prefill(x[:, keep], rest)
-        _, state = layer.prefill(x[:, :9])
-        # The other sequence has no masked tokens at all.
-        mask = torch.stack([keep, torch.ones_like(keep)])
-        y, state = layer.prefill(x, state, mask)
-        torch.testing.assert_close(y[0, keep], more[0], rtol=1e-10, atol=1e-12)
-        assert not y[0, ~keep].any()
-        # And later tokens do not see it.
-        y, _ = layer.prefill(x[:, :5], state)
-        wanted, _ = layer.prefill(x[:, :5], rest)
-        torch.testing.assert_close(y[0], wanted[0], rtol=1e-10, atol=1e-12)
 
 
 PACKED = [name for name, make in LAYERS.items() if make().packs]
@@ -495,26 +467,6 @@ def test_autocast(make):
         y.sum().backward()
     assert (y - layer(x)).norm() < 0.1 * layer(x).norm()
     assert all(torch.isfinite(p.grad).all() for p in layer.parameters())
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_parameters_load_by_their_old_names(rule):
-    """Of a layer, and of a model around it."""
-    old = {new: name for name, new in RENAMED.items()}
-    for make in (
-        lambda: FastWeightAttention(8, 2, rule=rule),
-        lambda: LanguageModel(5, rule, layers=1, heads=2, d_model=8),
-    ):
-        made, other = make(), make()
-        weights = {}
-        for name, weight in other.state_dict().items():
-            for new, was in old.items():
-                name = name.replace(f"{new}.", f"{was}.")
-                name = name[: -len(new)] + was if name.endswith(new) else name
-            weights[name] = weight
-        made.load_state_dict(weights)
-        for one, wanted in zip(made.parameters(), other.parameters(), strict=True):
-            assert torch.equal(one, wanted)
 
 
 @pytest.mark.parametrize("name", ["gated_delta", "gated-delta"])

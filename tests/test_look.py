@@ -10,7 +10,6 @@ import pytest
 import torch
 from alike import error, refuses
 from terminal import fwlab
-from torch.nn import functional as F
 
 from fwlab import ops
 from fwlab.layers.fast_weight_attention import RULES
@@ -72,14 +71,6 @@ def test_every_rule(rule, more):
         assert error(found.beta, beta.mean(1)) < 1e-10
     assert found.beta.shape == (10, heads)
     assert 0 < found.beta.min() <= found.beta.max() <= 1
-
-
-def test_the_sum_forgets_nothing_and_gates_fade():
-    (found,), _ = look(model("sum"), TOKENS, FIRST)
-    assert error(found.kept, torch.ones(8, 2)) < 1e-10
-    (found,), _ = look(model("gated"), TOKENS, FIRST)
-    fading = F.pad(found.decay[FIRST + 1 :, :, 0], (0, 0, 1, 0), value=1).cumprod(0)
-    assert error(found.kept, fading) < 1e-10
 
 
 def test_hybrid_stacks_name_what_they_skip():

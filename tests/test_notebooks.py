@@ -87,23 +87,33 @@ def test_exercises_exist():
     )
 
 
+def test_every_exercise_is_asked_once():
+    text = "\n".join(cell.source for book in BOOKS.values() for cell in code(book))
+    asked = re.findall(r"^_ = (?:check|golf)\((\w+)", text, re.MULTILINE)
+    assert sorted(asked) == sorted(EXERCISES)
+
+
+def plain(text):
+    return "".join(text.split()).replace(",)", ")")
+
+
 @pytest.mark.parametrize("name", COURSE)
 def test_exercises_stand_beside_their_idea(name):
     """Each with its task above it, and before any code that is its answer."""
     cells, asked, before = COURSE[name].cells, [], set()
     for i, cell in enumerate(cells):
         if cell.cell_type == "code" and cell.id != "setup":
-            for exercise in re.findall(r"^_ = check\((\w+)", cell.source, re.MULTILINE):
+            for exercise in re.findall(
+                r"^_ = (?:check|golf)\((\w+)", cell.source, re.MULTILINE
+            ):
                 asked.append(exercise)
                 title = (
                     "**" if cells[i - 1].source[:3] == "**E" else f"**{len(asked)}. "
                 )
                 task = EXERCISES[exercise].task.replace("**", title, 1)
                 assert " ".join(task.split()) in " ".join(cells[i - 1].source.split())
-                start = re.sub(
-                    r"^from .*\n+", "", EXERCISES[exercise].start, flags=re.M
-                )
-                assert start.strip() in cell.source
+                start = re.sub("from .*\n+", "", EXERCISES[exercise].signature)
+                assert plain(start) in plain(cell.source)
                 answers = {exercise, EXERCISES[exercise].reference.__name__}
                 assert not answers & before, exercise
             before |= {

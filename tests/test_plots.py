@@ -59,7 +59,7 @@ def test_a_slider_shows_its_first_picture_without_scripts():
     assert "<div hidden>&lt;β&gt; = <output>0.5</output> <input" in html
     assert 'aria-label="&lt;β&gt;" aria-valuetext="0.5"' in html
     assert 'min="0" max="1" value="0"' in html and html.count("<script>") == 1
-    assert not re.search(r"<[^>]* on\w+=", html)  # the site's policy forbids it
+    assert not re.search(r"<[^>]* on\w+=", html)
     first, second = made[0].frames
     assert "at 0.5" in first and "at 1" in second and "dc:date" not in first
     assert not plots.plt.get_fignums()

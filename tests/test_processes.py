@@ -16,20 +16,17 @@ TRAIN += ["--log-every", "1", "--out", "run"]
 
 
 @pytest.fixture
-def start(copies, tmp_path):
-    """`fwlab train` in a folder, by processes that torchrun starts, or by copies."""
+def start(tmp_path):
+    """`fwlab train` in a folder, by one process or by several of torchrun."""
 
-    def start(name, number, *options, torchrun=False):
+    def start(name, number, *options):
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
         (folder / "text.txt").write_text("the quick brown fox jumps. " * 60)
-        command = [*TRAIN, *options]
-        if torchrun:
-            many = ["--standalone", "--nproc-per-node", str(number), "-m", "fwlab"]
-            begin = [sys.executable, "-m", "torch.distributed.run", *many]
-            printed = subprocess.check_output([*begin, *command], cwd=folder).decode()
-        else:
-            printed = copies(folder, *command, number=number)
+        many = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+        begin = [*many, str(number)] * (number > 1)
+        command = [sys.executable, *begin, "-m", "fwlab", *TRAIN, *options]
+        printed = subprocess.check_output(command, cwd=folder, text=True)
         assert printed.count("parameters") == 1  # one of them prints
         return folder / "run"
 
@@ -52,7 +49,7 @@ def assert_same(one, other):
 
 def test_two_processes_train_as_one(start):
     options = ["--steps", "4", "--eval-windows", "3"]
-    assert_same(start("1", 1, *options), start("2", 2, *options, torchrun=True))
+    assert_same(start("1", 1, *options), start("2", 2, *options))
 
 
 def test_two_processes_continue_what_one_began(start):

@@ -5,7 +5,6 @@ That the nodes of the operations keep what they promise is in test_compile.py.
 
 import pytest
 import torch
-from torch.library import opcheck
 from torch.utils.checkpoint import checkpoint
 
 from fwlab.ops import _recurrence
@@ -98,12 +97,6 @@ def test_nothing_is_kept_without_a_backward_pass(traced):
     assert calls == [("forward", False)] * 2
 
 
-def test_a_second_derivative_is_refused(traced):
-    x = inputs()
-    with pytest.raises(RuntimeError, match=r"no second derivative; .*'naive'"):
-        torch.autograd.grad(product(x, 3)[0].sum(), x, create_graph=True)
-
-
 def test_checkpointing_computes_again_once(traced):
     x = inputs()
     agrees(x, checkpoint(lambda *x: product(x, 3), *x, use_reentrant=False))
@@ -122,31 +115,3 @@ def test_a_graph_computes_nothing_twice(dynamic):
     calls.clear()
     agrees(x, compiled(*x))
     assert calls == [("forward", True), ("backward", True, True)]
-
-
-@pytest.mark.parametrize("missing", [False, True])
-def test_pytorch_accepts_the_node(missing):
-    a, b = inputs()
-    opcheck(product.node, (a, None if missing else b, 3, True))
-
-
-def test_spared_inputs_are_not_kept():
-    """An ordinary call passes None in their place."""
-    seen = []
-
-    def add_backward(x, kept, gradients, needed):
-        seen.extend(x)
-        return gradients * 2
-
-    add = Recurrence(
-        "sum_of_a_test",
-        "Tensor a, Tensor b",
-        "",
-        lambda x, keep: ((x[0] + x[1],), ()),
-        add_backward,
-        lambda x, keep: ([torch.empty_like(x[0])], []),
-        spares=(1,),
-    )
-    a, b = inputs()
-    add((a, b))[0].sum().backward()
-    assert torch.equal(seen[0], a) and seen[1] is None

@@ -1,4 +1,4 @@
-"""The frame of docs/reproduce: points, claims, files, the command; all grids and claims."""
+"""The frame of docs/reproduce, and of every experiment its grid, claims and a point."""
 
 import json
 import os
@@ -8,11 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 from dataclasses import replace
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 
+import aft
+import erasing
+import formal
 import frame
 import pytest
 from frame import (
@@ -33,59 +36,24 @@ from fwlab import ops
 from fwlab.models import MIXERS
 from fwlab.plots import medians
 
-FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reproduce"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+FOLDER = DOCS / "reproduce"
+sys.path.insert(0, str(DOCS / "hooks"))
+
+import reproduce as hook  # noqa: E402
 
 # --- Claims -----------------------------------------------------------------
 
 
-def test_a_table_selects_and_groups():
-    points = Points(
-        {"S": S, "seed": seed, "loss": S / seed} for S in (2, 4) for seed in (1, 2)
-    )
-    assert points(S=4)["loss"] == [4, 2] and points(S=4)(seed=2)[0]["loss"] == 2
-    assert {S: own["loss"] for S, own in points.by("S").items()} == {
-        2: [2, 1],
-        4: [4, 2],
-    }
-    assert [*points.by("S", "seed")] == [(2, 1), (2, 2), (4, 1), (4, 2)]
+def test_every_claim_is_recomputed_from_the_stored_points():
+    """The table of the site, row by row."""
+    assert hook.TABLE.read_text("utf-8") == hook.table()
 
 
 def test_medians_leave_out_what_diverged():
     points = [{"S": 1, "loss": x} for x in (3.0, 1.0, None)]
     points += [{"S": 2, "loss": x} for x in (1.0, None, None)]
     assert medians(points, "S", "loss") == {1: 3.0}
-
-
-@pytest.mark.parametrize(
-    ("which", "published", "ours"),
-    [
-        ((None,), "not run", "not run"),
-        ((True,), "reproduced", "holds"),
-        ((False,), "not", "does not"),
-        ((True, True), "reproduced", "holds"),
-        ((True, False), "seeds overlap", "seeds overlap"),
-        ((False, False), "seeds overlap", "seeds overlap"),
-    ],
-)
-def test_the_verdict_of_a_claim(which, published, ours):
-    assert Claim("", "1 (Table 1)", "", *which).verdict == published
-    assert Claim("", "", "", *which).verdict == ours
-
-
-def test_few_seeds_and_untrained_models_are_no_evidence():
-    assert order("", [[1.0], [2.0, 3.0, 4.0]], "1 (Table 1)").verdict == "one seed"
-    assert holds("", [1.0, 2.0], bool).verdict == "one seed"
-    low, none = [0.1] * 3, {2: [0.9]}
-    assert every("", {1: low, 2: [0.2]}, lambda x: x < 0.5).verdict == "one seed"
-    assert every("", {1: low} | none, lambda x: x < 0.5).verdict == "one seed"
-    # One failure of three seeds decides, whatever the others have.
-    assert every("", {1: [0.8] * 3} | none, lambda x: x < 0.5).verdict == "does not"
-    assert (
-        every("", {1: [0.1, 0.9, 0.8]} | none, lambda x: x < 0.5).verdict == "one seed"
-    )
-    trained = {"a": [2.0, 2.1, 2.2], "b": [2.4, 2.45, 2.6]}
-    assert order("{}", trained, trivial=2.5).verdict == "holds"
-    assert order("{}", trained, trivial=2.45).verdict == "not trained far enough"
 
 
 def test_the_verdict_of_an_experiment():
@@ -113,119 +81,30 @@ def test_the_verdict_of_an_experiment():
         assert verdict(claims) == word
 
 
-LOW, HIGH, OVER = [1.0, 3.0, 2.0], [4.0, 6.0, 5.0], [2.5, 4.0, 3.5]
-FAILED = [None] * 3
+def test_claims_of_points_that_are_missing():
+    """Few rows of the table are like these."""
+    assert order("", [[1.0], []]).verdict == order("", [[], []]).verdict == "not run"
+    assert holds("", [], bool).verdict == "not run"
+    low, high = [0.1] * 3, [0.8] * 3
+    assert every("", {1: low, 2: []}, lambda x: x < 0.5).verdict == "not run"
+    assert every("", {1: high, 2: []}, lambda x: x < 0.5).verdict == "does not"
 
 
-@pytest.mark.parametrize(
-    ("sides", "found", "yes", "apart"),
-    [
-        ([LOW, HIGH], "2 [1, 3] against 5 [4, 6]", True, True),
-        ([HIGH, LOW], "5 [4, 6] against 2 [1, 3]", False, True),
-        ([LOW, OVER], "2 [1, 3] against 4 [2, 4]", True, False),
-        (
-            [LOW[:2], HIGH],
-            "2 [1, 3] against 5 [4, 6]",
-            True,
-            None,
-        ),  # two seeds say little
-        ([[1.0], [2.0]], "1 against 2", True, None),
-        # A seed that failed is above all others; one that was not run says nothing.
-        ([LOW, [4.0, None, 5.0]], "2 [1, 3] against 5 [4, failed]", True, True),
-        ([LOW, []], "2 [1, 3]", None, None),
-        ([FAILED, []], "failed [failed, failed]", None, None),
-        ([FAILED, LOW], "failed [failed, failed] against 2 [1, 3]", False, True),
-        # One pair in the wrong order refutes a chain, if all seeds of this pair agree.
-        ([LOW, HIGH, [7.0, 8.0, 9.0]], None, True, True),
-        ([LOW, HIGH, [5.5, 8.0, 9.0]], None, True, False),
-        ([LOW, OVER, [*LOW[:2], 0.5]], None, False, False),
-        ([LOW, OVER, [0.5] * 3], None, False, True),
-        ([LOW, HIGH, [5.5] * 3 + [4.5]], None, True, False),
-        ([LOW, HIGH, [4.5, 4.8, 5.5]], None, False, False),
-        ([LOW, [1.5, 1.6, 1.7], [0.5] * 3], None, False, True),
-    ],
-)
-def test_an_order_goes_by_medians_and_seeds(sides, found, yes, apart):
-    claim = order("a {}", sides, "1, 2 (Table 1)", spec=".0f")
-    assert (claim.holds, claim.apart) == (yes, apart) and found in (None, claim.found)
-    mirrored = [[None if x is None else -x for x in side] for side in sides]
-    if all(None not in side for side in sides):
-        same = order("", mirrored, sign=">")
-        assert (same.holds, same.apart) == (yes, apart)
+def test_seeds_of_an_order():
+    """Two say nothing; of a chain that is wrong, the pair that is wrong decides."""
+    assert order("", [[0.1, 0.2], [0.3, 0.4]]).apart is None
+    clear, mixed = [[0.1, 0.2, 0.3], [0.5, 0.6, 0.7]], [0.4, 0.55, 0.8]
+    assert order("", [*clear, mixed]).verdict == "seeds overlap"
+    assert order("", [*clear, [0.2, 0.4, 0.55]]).verdict == "seeds overlap"
 
 
-def test_sides_have_names():
-    claim = order("loss: {}", {"delta": LOW, "sum": HIGH, 3: [9.0]}, spec=".0f")
-    assert claim.text == "loss: delta < sum < 3"
-    assert order("{}", {"a": [2], "b": [1]}, sign=">")[:4] == (
-        "a > b",
-        "",
-        "2.000 against 1.000",
-        True,
+def test_a_rate_with_fewer_seeds_is_not_chosen():
+    same = {"task": "Shakespeare", "map": "DPFP", "erased": "the key", "loss": 1.0}
+    losses = ((0.1, 1, 0.5), (0.01, 1, 0.7), (0.01, 2, 0.8))
+    points = Points(
+        {**same, "lr": lr, "seed": seed, "chosen_by": x} for lr, seed, x in losses
     )
-
-
-def test_a_limit_is_true_of_all_seeds_or_of_none():
-    for most, yes, apart in (
-        (4, True, True),
-        (3, True, False),
-        (2, False, False),
-        (1, False, True),
-    ):
-        claim = holds("", LOW, lambda x, most=most: x < most)
-        assert (claim.holds, claim.apart) == (yes, apart)
-    assert (
-        holds("", LOW[:2], bool)[3:5] == (True, None)
-        and holds("", [], bool).holds is None
-    )
-
-
-@pytest.mark.parametrize(
-    ("groups", "yes", "apart", "shown"),
-    [
-        (
-            {1: [0.1] * 3, 2: [0.2] * 3},
-            True,
-            True,
-            "0.2 [0.2, 0.2] (S = 2), the worst of 2",
-        ),
-        (
-            {1: [0.1] * 3, 2: [0.2, 0.2, 0.9]},
-            True,
-            False,
-            "0.2 [0.2, 0.9] (S = 2), the worst of 2",
-        ),
-        ({1: [0.1] * 3, 2: [0.2]}, True, None, "0.2 (S = 2), the worst of 2"),
-        # A group that fails decides, if its seeds agree, whatever others say.
-        (
-            {1: [0.1, 0.1, 0.9], 2: [0.8] * 3},
-            False,
-            True,
-            "0.8 [0.8, 0.8] (S = 2), the worst of 2",
-        ),
-        (
-            {1: [0.1] * 3, 2: [0.8, 0.8, 0.2]},
-            False,
-            False,
-            "0.8 [0.2, 0.8] (S = 2), the worst of 2",
-        ),
-        (
-            {1: [None] * 3, 2: [0.1] * 3},
-            False,
-            True,
-            "failed [failed, failed] (S = 1), the worst of 2",
-        ),
-        ({1: [0.1] * 3, 2: []}, None, True, "0.1 [0.1, 0.1] (S = 1)"),
-        ({1: [0.8] * 3, 2: []}, False, True, "0.8 [0.8, 0.8] (S = 1)"),
-        ({1: [], 2: []}, None, False, "–"),
-    ],
-)
-def test_something_is_true_of_every_group(groups, yes, apart, shown):
-    claim = every("", groups, lambda x: x < 0.5, spec=".1f", worst=abs)
-    assert (claim.holds, claim.found) == (yes, shown)
-    assert yes is None or claim.apart is apart
-    whole = every("", {1: [0.1], 2: [0.7]}, lambda x: x < 0.5, spec=".1f", x="pairs")
-    assert whole.found == "0.1 (pairs = 1), 0.7 (pairs = 2)"
+    assert {*erasing.best(points)["lr"]} == {0.01}
 
 
 # --- Files ------------------------------------------------------------------
@@ -285,16 +164,12 @@ def test_a_grid_can_be_run_in_parts(tmp_path):
     assert len(Runs(changed, True, tmp_path).collect()["points"]) == 1
 
 
-@pytest.mark.parametrize("damage", ["", "3", "{}", '{"point": 3}'])
+@pytest.mark.parametrize("damage", ["", "3", '{"point": 3}'])
 def test_a_damaged_point_runs_again(tmp_path, damage):
     runs = Runs(TINY, True, tmp_path)
     runs.run(0), runs.run(1)
     (tmp_path / ".points" / "tiny.quick" / "0000.json").write_text(damage)
-    if damage != "{}":
-        with pytest.warns(UserWarning, match="is damaged: its point runs again$"):
-            assert runs.read(0) is None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with pytest.warns(UserWarning, match="is damaged: its point runs again$"):
         assert len(runs.collect()["points"]) == 1
 
 
@@ -309,48 +184,52 @@ def test_a_file_that_is_something_else_is_named(tmp_path, damage):
 
 
 def test_two_texts_never_mix(tmp_path):
-    digests = ["8a73136f699d", "8a73136f699d", "0123456789ab"]
-    points = [{"corpus": "any", "seed": seed} for seed in range(3)]
+    points = [{"corpus": "any", "seed": seed} for seed in range(2)]
     read = replace(
         TINY,
         points=lambda quick: points,
-        run=lambda point: {"loss": 0.5, "corpus_sha256": digests[point["seed"]]},
+        run=lambda point: {"corpus_sha256": str(point["seed"])},
     )
     runs = Runs(read, True, tmp_path)
-    runs.run(0), runs.run(1)
+    runs.run(0)
     first = runs.collect()
-    shutil.rmtree(tmp_path / ".points")
-    runs.run(2)
+    runs.run(1)
     with pytest.raises(ValueError, match="2 texts as corpus 'any': use another folder"):
         runs.collect()
     assert results("tiny", True, tmp_path) == first
-    points[2]["corpus"] = "python"  # two corpora by their names are no mixture
+    points[1]["corpus"] = "python"  # two corpora by their names are no mixture
     runs = Runs(read, True, tmp_path)
-    runs.run(2)
-    assert len(runs.collect()["points"]) == 3
+    runs.run(1)
+    assert len(runs.collect()["points"]) == 2
 
 
 # --- The command ------------------------------------------------------------
 
 
-def script(name, *arguments, **options):
-    command = [sys.executable, str(FOLDER / f"{name}.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, **options)
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    """Run the command of `TINY`: what it prints, or why it ends."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["x.py", *arguments, "--out", str(tmp_path)])
+        monkeypatch.setattr(frame, "load", lambda name: TINY)
+        try:
+            frame.main("tiny.py")
+        except SystemExit as ended:
+            assert ended.code == 2
+            return capsys.readouterr().err
+        return capsys.readouterr().out
+
+    return run
 
 
-def test_the_command_runs_one_point_and_collects(tmp_path):
-    given = ("--quick", "--out", tmp_path)
-    listed = script("reversal", *given, "--list")
-    assert len(listed.stdout.splitlines()) == len(load("reversal").points(True))
-    assert not listed.returncode and not [*tmp_path.iterdir()]
-    assert "error" in script("reversal", *given, "--point", 0).stdout
-    assert "finished" in script("reversal", *given, "--list").stdout.splitlines()[0]
-    done = script("reversal", *given, "--collect")
-    assert (
-        done.stdout.splitlines()[-1]
-        == "reversal.quick: not run (1 of 216 points, 1 of them run here)"
-    )
-    assert len(results("reversal", True, tmp_path)["points"]) == 1
+def test_the_command_runs_one_point_and_collects(command, tmp_path):
+    assert command("--list").count(" -  ") == 4 and not [*tmp_path.iterdir()]
+    assert "S 2, seed 1, loss 0.5" in command("--point", "0")
+    assert command("--list").count("finished") == 1
+    ending = "tiny: ours: undecided (1 of 4 points, 1 of them run here)\n"
+    assert command("--collect").endswith(ending)
+    assert len(results("tiny", False, tmp_path)["points"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -362,22 +241,14 @@ def test_the_command_runs_one_point_and_collects(tmp_path):
         (["--collect", "--list"], "not allowed with argument"),
     ],
 )
-def test_errors_of_the_command(arguments, what, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["x.py", *arguments, "--out", str(tmp_path)])
-    monkeypatch.setattr(frame, "load", lambda name: TINY)
-    with pytest.raises(SystemExit) as ended:
-        frame.main("tiny.py")
-    assert ended.value.code == 2 and what in capsys.readouterr().err
+def test_errors_of_the_command(arguments, what, command):
+    assert what in command(*arguments)
 
 
-def test_the_command_complains_before_it_works(tmp_path, monkeypatch, capsys):
+def test_the_command_complains_before_it_works(command, tmp_path):
     os.mkfifo(tmp_path / "tiny.svg")
-    monkeypatch.setattr(sys, "argv", ["x.py", "--out", str(tmp_path)])
-    never = replace(TINY, run=lambda point: pytest.fail("runs"))
-    monkeypatch.setattr(frame, "load", lambda name: never)
-    with pytest.raises(SystemExit):
-        frame.main("tiny.py")
-    assert "tiny.svg to be a file, got a pipe" in capsys.readouterr().err
+    assert "tiny.svg to be a file, got a pipe" in command()
+    assert not (tmp_path / ".points").exists()
 
 
 @pytest.mark.slow
@@ -426,9 +297,10 @@ def test_every_grid(name):
         assert all(a <= b for a, b in pairwise(sizes))  # stopped: all maps up to some S
         assert {point["seed"] for point in points} >= {1, 2, 3}
         known = {tuple(point[n] for n in points[0]) for point in points}
-        saved = results(name, quick)
-        for p in saved["points"] if saved else []:
-            assert tuple(p.get(n) for n in points[0]) in known, p
+        if saved := results(name, quick):
+            assert {
+                tuple(p.get(n) for n in points[0]) for p in saved["points"]
+            } <= known
 
 
 def test_a_new_mixer_grows_no_published_grid(monkeypatch):
@@ -440,32 +312,122 @@ def test_a_new_mixer_grows_no_published_grid(monkeypatch):
             assert again["points"](quick) == load(name).points(quick)
 
 
-def held(name: str, points: Points) -> None:
+@pytest.mark.parametrize(
+    ("name", "some", "apart"),
+    [
+        ("aft", {"task": "digits"}, 0.005),
+        ("replacing", {}, 0.02),
+        ("feedback-depth", {"kind": "accuracy", "layers": 4}, 0.02),
+    ],
+)
+def test_models_that_are_compared_are_equally_large(name, some, apart):
+    sizes = results(name, False)["points"](**some)["parameters"]
+    assert max(sizes) < (1 + apart) * min(sizes)
+
+
+# --- A tiny point of each ---------------------------------------------------
+
+TEXT = "to be, or not to be, that is the question. " * 400
+SIZES = {"layers": 1, "d_model": 16, "batch": 2, "steps": 2, "warmup": 1}
+PARITY = formal.TASKS["parity"]
+#: What makes runs short: new values of names in scripts.
+SHORT = {
+    ("text", "load"): lambda name: TEXT,
+    ("text", "SIZES"): {"small": SIZES},
+    ("erasing", "corpus"): lambda name: TEXT,
+    ("erasing", "tokens"): erasing.tokens.__wrapped__,
+    ("erasing", "STEPS"): {"pairs": 20, "text": 20},
+    ("erasing", "TEST"): 50,
+    ("capacity-law", "STEPS"): 20,
+    ("translation", "TEST"): 2,
+    ("aft", "load"): lambda name: TEXT * 25,
+    ("aft", "characters"): aft.characters.__wrapped__,
+    ("feedback-depth", "TIMED"): (2, 4),
+    ("state-tracking", "FAR"): 40,
+    ("regression", "STEPS"): 20,
+    ("mqar", "TRAIN"): 80,
+    ("mqar", "TEST"): 50,
+    ("mqar", "BATCH"): 4,
+    ("formal", "TASKS"): {
+        "parity": PARITY._replace(sizes=PARITY.sizes | {"steps": 20})
+    },
+    ("formal", "FAR"): (40, 60),
+    ("hybrid", "TEST"): 4,
+}
+MEMORY = {"S": 4, "d_key": 4, "budget": 20}
+PROGRAMS = {"statements": 12, "batch": 2, "steps": 20, "budget": 20, "parallel": 20}
+IMAGES = {"d_model": 8, "layers": 1, "budget": 1}
+#: Points: by which settings they are found, and which are smaller than in the grid.
+TINY_POINTS = [
+    ("erasing", {"task": "pairs, 0.3", "erased": "the key"}, {}),
+    ("erasing", {"task": "source code", "erased": "the key"}, {}),
+    ("capacity-law", {}, {}),
+    ("rates", {"mixer": "convolution + attention"}, {}),
+    ("capacity", {"rule": "sum"}, MEMORY),
+    ("overwrite", {"rule": "delta"}, MEMORY),
+    ("favor-underflow", {}, MEMORY),
+    ("ablation", {"positions": 1, "normalize": 1}, {}),
+    ("language-model", {"mixer": "transformer-xl"}, {}),
+    ("recall", {"mixer": "delta"}, {"pairs": 2, "symbols": 4, "budget": 100}),
+    ("state-size", {"model": "gated-delta"}, {}),
+    ("state-size", {"memory": 64}, {}),
+    ("translation", {"map": "favor"}, {"train": 4, "budget": 20, "batch": 2}),
+    *(("aft", {"task": task}, IMAGES) for task in ("layer", "digits", "text")),
+    ("aft", {"task": "windows", "mixer": "aft-local, 4"}, IMAGES),
+    ("aft", {"mixer": aft.WHOLE}, IMAGES | {"d_model": 64}),
+    *(("feedback-tasks", {"task": t}, {"steps": 20}) for t in ("reverse", "count")),
+    ("aft-stability", {}, {}),
+    ("feedback-variables", {"model": "last print"}, PROGRAMS),
+    ("feedback-variables", {"model": "feedback"}, PROGRAMS),
+    *(("feedback-depth", {"kind": kind}, PROGRAMS) for kind in ("rule", "time")),
+    ("feedback-depth", {"model": "transformer"}, PROGRAMS),
+    ("feedback-curriculum", {"way": "from a transformer"}, PROGRAMS),
+    ("state-tracking", {"weights": "trained"}, {"budget": 20}),
+    ("state-tracking", {"task": "topics"}, {}),
+    ("reversal", {}, {}),
+    ("replacing", {"layer": "delta without removal", "conv_size": 4}, {}),
+    ("regression", {"rule": "delta"}, {}),
+    ("mqar", {"mixer": "delta"}, {"epochs": 2}),
+    ("length", {"mixer": "delta"}, {}),
+    ("formal", {"task": "parity"}, {}),
+    ("hybrid", {}, {"pairs": 4, "budget": 20}),
+]
+
+
+@pytest.mark.parametrize(("name", "some", "smaller"), TINY_POINTS)
+def test_a_tiny_point(name, some, smaller, monkeypatch):
+    """It finds what the stored points of its kind have, and twice the same."""
+    for (script, what), value in SHORT.items():
+        monkeypatch.setattr(import_module(script), what, value)
+    experiment, stored = load(name), results(name, True) or results(name, False)
+    if not stored["points"](**some):
+        stored = results(name, False)
+    point = Points(experiment.points(stored["quick"]))(**some)[0]
+    one, other = (experiment.run(point | smaller) for _ in "ab")
+    (known, *_) = stored["points"](**some)
+    found = {*point, *one} | {"run", "seconds", "cpu_seconds"}
+    assert found == known.keys() - {"setup"}
+    for what in ("loss", "accuracy", "curve", "near", "error", "value"):
+        assert one.get(what) == other.get(what)
+    assert experiment.setup(point).keys() == known.get("setup", {}).keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_quick_version(name, tmp_path):
     """Compare with what the results of the site say clearly.
 
     Where their seeds overlap, another machine may say something else.
     """
-    experiment = load(name)
-    published = results(name, True)
+    experiment, published = load(name), results(name, True)
     if published is None:
         pytest.skip("its quick version is not on the site yet")
+    runs = Runs(experiment, True, tmp_path)
+    for _ in runs.run_all(1):
+        pass
+    points = runs.collect()["points"]
     known = [*experiment.claims(published["points"])]
     clear = [c for c in known if c.holds is not None and c.apart is not False]
     again = {claim.text: claim.holds for claim in experiment.claims(points)}
     assert clear
     assert {c.text: again[c.text] for c in clear} == {c.text: c.holds for c in clear}
-
-
-#: One each time, the others with `make test-all`.
-QUICK = [
-    pytest.param(name, marks=[pytest.mark.slow] * (name != "aft-stability"))
-    for name in NAMES
-]
-
-
-@pytest.mark.parametrize("name", QUICK)
-def test_quick_version(name, tmp_path):
-    runs = Runs(load(name), True, tmp_path)
-    for _ in runs.run_all(1):
-        pass
-    held(name, runs.collect()["points"])

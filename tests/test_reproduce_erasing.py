@@ -6,7 +6,6 @@ import erasing
 import pytest
 import torch
 from erasing import ERASED, FADE, FIXED, MAPS, NONE, OWN, Erasing
-from frame import Points
 
 from fwlab import ops
 
@@ -87,57 +86,3 @@ def test_the_rate_of_a_text_counts_other_successors():
     now = torch.tensor([[1, 2, 1, 2, 1, 3, 3, 3]])
     # After 1 come 2, 2, 3; after 2 come 1, 1; after 3 come 3, 3: one of seven differs.
     assert erasing.returned(now) == round(1 / 7, 4)
-
-
-def test_a_share_is_of_a_gain_that_all_seeds_show():
-    def points(**ends):
-        return Points(
-            {"task": "pairs, 1", "map": "DPFP", "erased": name, "lr": lr, "seed": seed}
-            | {"loss": loss + extra, "chosen_by": -extra, "returned": 1.0}
-            for name, losses in ends.items()
-            for seed, loss in enumerate(losses)
-            for lr, extra in ((0.1, 0.0), (0.2, -0.9))  # a lower loss, but not chosen
-        )
-
-    ends = {NONE: [3.0, 3.2, 3.1], FIXED: [2.5, 2.7, 2.6], OWN: [1.1, 1.0, 1.2]}
-    chosen = erasing.best(points(**ends))
-    assert {*chosen["lr"]} == {0.1} and erasing.gains(chosen)
-    assert erasing.shares(chosen, FIXED) == pytest.approx([0.25] * 3)
-    assert erasing.content(chosen) == pytest.approx([0.75] * 3)
-    some = points(**ends)
-    some[:] = [p for p in some if p["lr"] == 0.1 or p["seed"] < 2 or p["erased"] != OWN]
-    for p in some:
-        p["chosen_by"] *= -1  # the other rate would be chosen, but has not run as often
-    assert {*erasing.best(some)(erased=OWN)["lr"]} == {0.1}
-    overlap = points(**ends | {NONE: [1.1, 3.2, 3.1]})
-    assert erasing.content(erasing.best(overlap)) == []
-
-
-def test_the_hypotheses_are_those_of_the_page():
-    """Of shares that are made up: rising ones, and a small and a large one of texts."""
-    share = {"pairs, 0": 0.1, "pairs, 0.1": 0.2, "pairs, 0.3": 0.5, "pairs, 1": 0.9}
-    share |= {"Shakespeare": 0.2, "source code": 0.3}
-    points = Points(
-        {**p, "chosen_by": 0.0, "loss": 1 - (p["erased"] != NONE) / 2}
-        for p in erasing.points(False)
-        if p["map"] == "ELU + 1"
-    )
-    for p in points:
-        if p["erased"] == FIXED:
-            p["loss"] = 1 - (1 - share[p["task"]]) / 2
-        p["loss"] += 1e-3 * p["seed"]
-    rising, low, high, *gains = erasing.claims(points)
-    assert (
-        rising.verdict == "holds" and "0.20 [0.20, 0.20] against 0.50" in rising.found
-    )
-    assert (low.verdict, high.verdict) == ("holds", "does not")
-    assert {claim.verdict for claim in gains} == {"holds"} and len(gains) == 6
-
-
-@pytest.mark.parametrize("task", ["pairs, 0.3", "source code"])
-def test_a_point_runs(task, monkeypatch):
-    monkeypatch.setitem(erasing.STEPS, erasing.kind(task), 20)
-    (point,) = Points(erasing.points(True))(task=task, erased=OWN, seed=1)[:1]
-    found = erasing.run(point)
-    assert 0 < found["loss"] < (5 if task == "source code" else 1) and found["curve"]
-    assert erasing.run(point) == found

@@ -1,11 +1,9 @@
 """docs/reproduce/feedback-*.py: what a short memory sees, and what training costs."""
 
 from importlib import import_module
-from math import inf
 
 import pytest
 import torch
-from frame import load
 from statements import build
 
 from fwlab.layers import FeedbackTransformer, SoftmaxAttention
@@ -13,8 +11,8 @@ from fwlab.models.language_model import Size
 
 depth = import_module("feedback-depth")
 curriculum = import_module("feedback-curriculum")
+tasks = import_module("feedback-tasks")
 SIZE = Size(layers=2, heads=2, d_model=8, d_ff=16, max_len=12)
-TINY = {"statements": 5, "batch": 2, "steps": 2, "budget": 4, "parallel": 3}
 USUAL = {"feedback": FeedbackTransformer, "transformer": SoftmaxAttention}
 
 
@@ -57,7 +55,8 @@ def test_a_long_memory_is_no_limit(model):
 def test_cost_counts_all_stages(monkeypatch):
     """A chain is the layers of a transformer, or the tokens of a feedback layer."""
     monkeypatch.setattr(curriculum, "EVERY", 1)
-    point = curriculum.points(True)[2] | TINY | {"layers": 2}
+    tiny = {"statements": 5, "batch": 2, "budget": 4, "parallel": 3, "layers": 2}
+    point = curriculum.points(True)[2] | tiny
     found = curriculum.run(point | {"target": 100.0})
     assert found["steps"] == 3 + 1 and 2 * (3 + 6) <= found["chain"] <= 2 * (3 + 11)
     assert [step for step, _ in found["curve"]] == [4]
@@ -69,19 +68,22 @@ def test_cost_counts_all_stages(monkeypatch):
     assert growing < 0.9 * full
 
 
-@pytest.mark.parametrize("name", ["variables", "depth", "curriculum"])
-def test_points_run(name, monkeypatch):
-    """All kinds of points; models of as many layers are equally large."""
-    monkeypatch.setattr(depth, "TIMED", (2, 4))
-    experiment, sizes = load(f"feedback-{name}"), {}
-    for point in (p for p in experiment.points(True) if p["seed"] == 1):
-        found = experiment.run(point | TINY)
-        if name == "curriculum":
-            assert found["lowest"] == inf and found["chain"] is None
-        elif point.get("kind") == "time":
-            assert found["train"] > 0 and found["predict"] > 0
-        else:
-            assert 0 <= found["accuracy"] <= 100
-            sizes[point["model"], point["layers"]] = found["parameters"]
-    if sizes:
-        assert 0.98 < sizes["feedback", 1] / sizes["transformer", 1] < 1.02
+def test_tasks_are_what_the_page_says():
+    """A walk, and a count, by hand; copied and reversed answers follow a mark."""
+    torch.manual_seed(0)
+    actions, places = tasks.walk(3, 200)
+    for steps, squares in zip(actions.tolist(), places.tolist(), strict=True):
+        place, turn = 0 + 0j, 1j  # a row and a column; it looks along the row
+        for step, square in zip(steps, squares, strict=True):
+            turn *= {0: 1, 1: 1j, 2: -1j}[step]
+            to = place + turn * (step == 0)
+            inside = 0 <= to.real <= 7 and 0 <= to.imag <= 7
+            place = to if inside else place
+            assert square == 8 * place.real + place.imag
+    ticks, counts = tasks.count(2, 30)
+    assert counts[0, -1] == ticks[0].sum() % 10
+    for name, turned in (("copy", False), ("reverse", True)):
+        tokens, answers = tasks.asked(tasks.TASKS[name], 2, 5)
+        wanted = tokens[:, :5].flip(1) if turned else tokens[:, :5]
+        assert torch.equal(answers[:, 5:], wanted) and (answers[:, :5] < 0).all()
+        assert (tokens[:, 5] == 8).all() and torch.equal(tokens[:, 6:], wanted[:, :-1])

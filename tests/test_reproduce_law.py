@@ -52,9 +52,3 @@ def test_the_best_memory_of_random_directions_has_the_loss_of_the_law(
     point |= {"decay": decay, "writes": writes}
     # That a key returns with the value it had, by chance, the law does not count.
     assert loss == pytest.approx(law.predicted(point), abs=0.008)
-
-
-def test_a_point_runs(monkeypatch):
-    monkeypatch.setattr(law, "STEPS", 20)
-    point = law.points(True)[0]
-    assert 0 < law.run(point)["loss"] < 2 and law.run(point) == law.run(point)

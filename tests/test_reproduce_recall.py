@@ -5,7 +5,7 @@ import hybrid
 import mqar
 import recall
 import torch
-from answers import UNASKED, Recaller, growing, right
+from answers import UNASKED, growing, right
 from torch.nn import functional as F
 
 
@@ -32,39 +32,6 @@ def test_every_key_is_asked_once_for_its_most_recent_value():
     assert abs(newest - 1 / 3) < 0.05 and abs(again - 1 / 5) < 0.05
 
 
-def test_embeddings_contain_the_token_before():
-    model = Recaller("delta", "own", 16, 1, 2, 20)
-    model.blocks = torch.nn.ModuleList()
-    tokens, _ = recall.sequences(3, 4, 8)
-    x = model.embedding(tokens)
-    x[:, 1:] += model.before(tokens[:, :-1])
-    assert torch.equal(model(tokens), model._logits(x))
-
-
-def test_other_features_keep_the_weights():
-    models = []
-    for features in ("own", "dpfp-1"):
-        torch.manual_seed(3)
-        models.append(Recaller("sum", features, 16, 2, 4, 20))
-    for one, other in zip(*(model.parameters() for model in models), strict=True):
-        assert torch.equal(one, other)
-    # Layers, heads, values of width 8 and the denominator, features.
-    sizes = [2 * 4 * (8 + 1) * 8, 2 * 4 * (8 + 1) * 16]
-    assert [model.state_size(20) for model in models] == sizes
-
-
-def test_runs_of_recall(monkeypatch):
-    """Of two keys that return once: what delta learns and sum cannot."""
-    point = {"map": "own", "shows": 2, "pairs": 2, "heads": 2, "layers": 1}
-    point |= {"symbols": 4, "lr": 2e-2, "seed": 1, "budget": 100}
-    delta, add = (recall.run(point | {"mixer": rule}) for rule in ("delta", "sum"))
-    assert delta["accuracy"] > 0.9 and add["accuracy"] < 0.75, (delta, add)
-    # A run without a rate ends at chance: its second half begins with step 50.
-    monkeypatch.setattr(recall, "EVERY", 10)
-    chance = recall.run(point | {"mixer": "sum", "symbols": 64, "shows": 1, "lr": 1e-9})
-    assert chance["steps"] == 60 and chance["accuracy"] < 0.15
-
-
 def test_sequences_of_zoology():
     """Pairs, those that return, and each key once more among random tokens."""
     torch.manual_seed(1)
@@ -84,21 +51,6 @@ def test_sequences_of_zoology():
         places = (batch[1] != UNASKED)[:, end::2].double().mean(0)
         assert len(places) == 28 - returns
         assert places[0] > 0.6 > 0.1 > places[-4:].mean()
-
-
-def test_epochs_of_zoology(monkeypatch):
-    """All training sequences in every epoch, up to the first that solves the task."""
-    seen, usual = [], mqar.loss
-    for name, size in {"TRAIN": 8, "TEST": 50, "BATCH": 4}.items():
-        monkeypatch.setattr(mqar, name, size)
-    monkeypatch.setattr(mqar, "loss", lambda *x: seen.append(x[1][0]) or usual(*x))
-    point = {"mixer": "delta", "returns": 4, "epochs": 2}
-    point |= {"vocabulary": 64, "time": 32, "seed": 1}
-    assert len(mqar.run(point)["curve"]) == 2
-    one, other = (torch.cat(seen[at : at + 2]).unique(dim=0) for at in (0, 2))
-    assert len(seen) == 4 and len(one) == 8 and torch.equal(one, other)
-    monkeypatch.setattr(mqar, "SOLVED", -1)
-    assert len(mqar.run(point)["curve"]) == 1
 
 
 def test_answers_of_formal_languages_are_those_of_python():
@@ -133,17 +85,6 @@ def test_scores_are_shares_of_right_answers():
     assert formal.score(lambda bits: 1 - odd(bits), parity, 3, 40) == -1
     found = hybrid.score(lambda tokens: odd(tokens, 8, 4 + hybrid.VALUES), 4, 20)
     assert found == {"parity": 1, "value": 0}
-
-
-def test_a_run_of_arithmetic_begins_with_short_sequences(monkeypatch):
-    task = formal.TASKS["arithmetic"]
-    drawn = []
-    short = {"draw": lambda *x: drawn.append(x[1]) or formal.arithmetic(2, x[1])}
-    short |= {"sizes": task.sizes | {"steps": 4}}
-    monkeypatch.setitem(formal.TASKS, "arithmetic", task._replace(**short))
-    point = formal.run({"task": "arithmetic", "limit": 2, "conv": 0, "seed": 1})
-    assert drawn == [3, 23, 40, 40, formal.NEAR[1], formal.FAR[1]]
-    assert len(point["curve"]) == 4
     assert [growing(step, 10, 8) for step in (0, 2, 3, 9)] == [2, 5, 6, 8]
 
 
@@ -161,16 +102,3 @@ def test_the_parity_says_which_neighbour_counts():
             if ones % 2:
                 key = key - 1 if key % 2 else key + 1
             assert wanted[at : at + 2] == [bit + ones % 2, held[key]]
-
-
-def test_stacks_and_a_run_of_one(monkeypatch):
-    for stack, (mixers, limit) in hybrid.STACKS.items():
-        model = hybrid.build(stack, 4)
-        for name, block in zip(mixers, model.blocks, strict=True):
-            limits = {"beta_max": limit} if name == "gated-delta" else {"rope": 0}
-            assert limits.items() <= vars(block.mixer).items()
-        assert not any("position" in name for name, _ in model.named_parameters())
-
-    monkeypatch.setattr(hybrid, "TEST", 4)
-    point = hybrid.run({"stack": hybrid.BOTH, "pairs": 4, "budget": 2, "seed": 1})
-    assert 0 <= point["value"] < 0.6 and len(point["curve"]) == 2

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from frame import Points, load
 from torch.nn import functional as F
 
 from fwlab import ops
-from fwlab.data.retrieval import law, loss, retrieval
+from fwlab.data.retrieval import loss, retrieval
 from fwlab.models import retriever
 from fwlab.models.retriever import Retriever, feature_map
 
@@ -137,34 +136,3 @@ def test_when_training_ends(monkeypatch, gain, losses, steps, ended):
     last = None if ended == "diverged" else round(losses[steps - 1], 5)
     assert trained["loss"] == last and len(trained["curve"]) <= 20
     assert trained["curve"][-1] == ([2, 0.3] if last is None else [steps, last])
-
-
-def run(name, changes, **wanted):
-    """Run points with these values, with other settings."""
-    experiment = load(name)
-    for p in Points(experiment.points(True))(seed=1, **wanted):
-        yield p | changes | experiment.run(p | changes)
-
-
-def test_linear_features_hold_as_many_pairs_as_they_are_wide():
-    small = {"d_key": 8, "budget": 600}
-    inside, beyond = (
-        next(run("capacity", small | {"S": S}, map="linear", S=8, ask="one key"))
-        for S in (6, 16)
-    )
-    assert inside["loss"] < 0.02 and inside["d_dot"] == beyond["d_dot"] == 8
-    assert abs(beyond["loss"] - law(16, 8)) < 0.04
-
-
-def test_a_rule_that_removes_can_replace_a_value():
-    small = {"S": 4, "d_key": 8, "budget": 300}
-    ends = run("overwrite", small, map="dpfp-1", S=8, ask="all keys")
-    add, _, delta = ((p["loss"], p["loss_2S"]) for p in ends)
-    assert max(delta) < 0.05 < 0.1 < add[0] < add[1]
-
-
-def test_favor_with_long_keys_retrieves_nothing():
-    by = {p["variant"]: p for p in run("favor-underflow", {"budget": 100}, S=100)}
-    assert abs(by["as published"]["loss"] - 0.5) < 5e-4
-    assert by["without epsilon"]["loss"] > 0.55  # that is no way out
-    assert by["as published"]["log10_denominator"] < -8

@@ -12,12 +12,10 @@ import rates
 import replacing
 import text
 import torch
-from frame import Points, load
 from torch.nn import functional as F
 
-from fwlab.data import corpus
 from fwlab.feature_maps import ELU1, sum_normalize
-from fwlab.layers import FastWeightAttention, SoftmaxAttention
+from fwlab.layers import SoftmaxAttention
 from fwlab.models import MIXERS, LanguageModel
 from fwlab.training import Config, Trainer
 from fwlab.training.batches import in_rows
@@ -32,28 +30,6 @@ SMALL = Config(
 
 def small(mixer="delta", **changes):
     return text.Run(replace(SMALL, **changes), MIXERS.get(mixer, mixer), TEXT)
-
-
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("ablation", {"positions": 1, "normalize": 1}),
-        ("language-model", {"mixer": "transformer-xl"}),
-        ("length", {"mixer": "delta"}),
-        ("rates", {"mixer": "convolution + attention"}),
-        ("replacing", {"layer": "delta without removal", "conv_size": 4}),
-        ("state-size", {"model": "gated-delta"}),
-        ("state-size", {"memory": 64}),
-    ],
-)
-def test_a_point_of_two_steps(name, settings, monkeypatch):
-    tiny = {"layers": 1, "d_model": 16, "batch": 2, "steps": 2, "warmup": 1}
-    monkeypatch.setitem(text.SIZES, "small", tiny)
-    monkeypatch.setattr(text, "load", lambda name: TEXT * 10)
-    point = Points(load(name).points(True))(**settings)[0]
-    found = load(name).run(point)
-    assert 1 < found["loss"] < 4 and len(found["curve"]) == 2
-    assert load(name).setup(point)["steps"] == 2
 
 
 def test_without_carried_state_it_is_the_training_of_fwlab_train():
@@ -74,13 +50,6 @@ def test_a_run_says_what_it_has_read_and_learned():
     assert (found["corpus_name"], found["corpus_sha256"]) == ("another text", digest)
     read = text.texts_of([found | {"corpus": "x"}, found | {"corpus": "x"}, {}])
     assert read == {"x": [f"another text, SHA-256 {digest}…"]}
-
-
-def test_without_a_network_the_text_has_another_name(monkeypatch):
-    monkeypatch.setattr(text, "corpus", lambda _: corpus("python"))
-    digest = sha256(text.load.__wrapped__("any").encode()).hexdigest()
-    said = "Python's standard library, the first 300,000 characters"
-    assert text.recorded(digest)["corpus_name"] == said
 
 
 @pytest.mark.parametrize("mixer", ["delta", "sum"])
@@ -149,16 +118,6 @@ def test_what_is_saved_for_the_backward_pass():
     assert two == pytest.approx(2 * one, rel=0.05) and one > 0.1
 
 
-def test_models_have_equal_numbers_of_parameters():
-    counts = []
-    for point in replacing.points(False)[::3]:
-        mixer = replacing.mixer(point)
-        c = text.config(point, mixer)
-        sizes = c.layers, c.heads, c.d_model, c.block, c.d_ff
-        counts.append(LanguageModel(65, mixer, *sizes).num_parameters())
-    assert len(counts) == 17 and max(counts) < 1.03 * min(counts)
-
-
 @pytest.mark.parametrize("rule", ["sum", "delta", "gated", "gated-delta"])
 def test_the_usual_map_is_that_of_the_mixer(rule):
     tokens, logits = torch.arange(20).view(2, 10), []
@@ -168,77 +127,62 @@ def test_the_usual_map_is_that_of_the_mixer(rule):
     assert torch.equal(*logits)
 
 
+def test_a_rate_is_chosen_by_one_half_and_scored_by_the_other():
+    run = small(steps=1)
+    text.train(run)
+    chosen_by, loss = rates.halves(run)
+    assert (chosen_by + loss) / 2 == pytest.approx(run.evaluate(), abs=0.01)
+
+
+def adding(**options):
+    return replacing.Adding(8, 2, ELU1(), "delta", key_norm="sum", **options)
+
+
 @torch.no_grad()
-def test_attention_behind_the_convolution_goes_on_from_any_state():
-    layer, x = text.ConvolvedAttention(16, 2), torch.randn(2, 9, 16)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: text.ConvolvedAttention(8, 2),
+        lambda: text.ConvolutionAlone(8, 2, rule="sum", conv_size=4),
+        lambda: adding(conv_size=4),
+    ],
+)
+def test_own_layers_go_on_from_any_state(make):
+    layer, x = make(), torch.randn(2, 9, 8)
     y, state = layer.prefill(x[:, :5])
     parts = [y]
     for t in range(5, 9):
         y, state = layer.step(x[:, t], state)
         parts.append(y[:, None])
     assert torch.allclose(torch.cat(parts, 1), layer(x), atol=1e-6)
-    count = sum(part.numel() for part in (*state[0][:2], state[1]))
-    assert count == 2 * layer.state_size(9)
-    # Without the convolution it would be rotary attention.
+
+
+@torch.no_grad()
+def test_attention_without_its_convolution_is_rotary_attention():
+    layer, x = text.ConvolvedAttention(16, 2), torch.randn(2, 9, 16)
     layer.conv.forward = lambda x, before: (x, before)
     plain = SoftmaxAttention(16, 2, rope=1.0)
     plain.load_state_dict(layer.state_dict(), strict=False)
     assert torch.allclose(layer(x), plain(x), atol=1e-6)
 
 
-def test_a_rate_is_chosen_by_one_half_and_scored_by_the_other():
-    run = small(steps=1)
-    text.train(run)
-    chosen_by, loss = rates.halves(run)
-    assert (chosen_by + loss) / 2 == pytest.approx(run.evaluate(), abs=0.01)
-    point = {"mixer": "sum", "size": "small", "seed": 1}
-    points = Points(
-        {**point, "lr": lr, "chosen_by": chosen, "loss": loss}
-        for lr, chosen, loss in ((1.0, 3, 1), (2.0, 2, 2), (3.0, None, 0))
-    )
-    # Another seed that ran at one rate has a loss, and chooses nothing.
-    points.append({**point, "seed": 2, "lr": 1.0, "chosen_by": 0, "loss": 0})
-    assert rates.best(points) == {"sum": 2.0}
-    inside, *_ = rates.claims(points)
-    assert inside.holds and inside.found.startswith("1 (sum)")
-
-
 @torch.no_grad()
 def test_the_control_without_a_memory_sees_four_tokens():
-    """In each layer, by whatever method it reads them."""
     layer = text.ConvolutionAlone(8, 2, rule="sum", conv_size=4)
     x = torch.randn(2, 12, 8)
     other = x.clone()
     other[:, 5] += 1
     differs = (layer(other) != layer(x)).any(-1).any(0)
     assert differs.nonzero().flatten().tolist() == [5, 6, 7, 8]
-    start, state = layer.prefill(x[:, :7])
-    assert state[0].numel() == layer.state_size(7)
-    y_7, _ = layer.step(x[:, 7], state)
-    assert torch.allclose(start, layer(x)[:, :7])
-    assert torch.allclose(y_7, layer(x)[:, 7], atol=1e-6)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("conv_size", [0, 4])
-def test_it_adds_what_delta_would_write_into_an_empty_memory(conv_size):
-    layers = []
-    for kind in (FastWeightAttention, replacing.Adding):
-        torch.manual_seed(0)
-        options = {"key_norm": "sum", "conv_size": conv_size}
-        layers.append(kind(8, 2, ELU1(), "delta", **options).double())
-    delta, layer = layers
-    x = torch.randn(3, 7, 8).double()
-    assert torch.allclose(layer(x)[:, 0], delta(x)[:, 0], atol=1e-12)
-    assert not torch.allclose(layer(x)[:, 1:], delta(x)[:, 1:], atol=1e-3)
-    state = layer.prefill(x[:, :6])[1]
-    assert torch.allclose(layer.step(x[:, 6], state)[0], layer(x)[:, 6], atol=1e-12)
-    if not conv_size:
-        q, k, v = (
-            to(x).unflatten(-1, (2, 4)) for to in (layer.to_q, layer.to_k, layer.to_v)
-        )
-        q, k = (sum_normalize(ELU1()(part)) for part in (q, k))
-        beta = layer.gates.beta(x, k)
-        W = torch.einsum("bth,bthv,bthk->bthvk", beta, v, k).cumsum(1)
-        wanted = layer.to_out(torch.einsum("bthvk,bthk->bthv", W, q).flatten(-2))
-        assert torch.allclose(layer(x), wanted, atol=1e-12)
+def test_adding_is_the_sum_of_what_delta_writes_into_an_empty_memory():
+    layer, x = adding().double(), torch.randn(3, 7, 8).double()
+    q, k, v = (
+        to(x).unflatten(-1, (2, 4)) for to in (layer.to_q, layer.to_k, layer.to_v)
+    )
+    q, k = (sum_normalize(ELU1()(part)) for part in (q, k))
+    W = torch.einsum("bth,bthv,bthk->bthvk", layer.gates.beta(x, k), v, k).cumsum(1)
+    wanted = layer.to_out(torch.einsum("bthvk,bthk->bthv", W, q).flatten(-2))
+    assert torch.allclose(layer(x), wanted, atol=1e-12)

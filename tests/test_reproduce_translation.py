@@ -18,16 +18,6 @@ def test_pairs_are_characters_and_padding():
     assert spelled == ["<vierhunderteinundzwanzig>", "<sieben" + ">" * 19]
 
 
-def test_every_point_says_how_wide_its_features_are(monkeypatch):
-    pytest.importorskip("sacrebleu")
-    monkeypatch.setattr(translation, "TEST", 2)
-    for point in translation.points(True):
-        if point["seed"] == 3:
-            found = translation.run({**point, "train": 4, "budget": 1, "batch": 2})
-            assert found["d_dot"] == (point["ratio"] * point["d_key"] or None)
-            assert 0 <= found["exact"] <= found["bleu"] < 100
-
-
 @pytest.mark.parametrize("kind", ["favor", "favor-fixed"])
 def test_features_of_the_performer_change_while_it_learns_only(kind):
     sizes = len(ENGLISH), len(GERMAN), 1, 2, 8

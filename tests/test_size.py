@@ -9,17 +9,18 @@ ROOT = Path(__file__).resolve().parents[1]
 #: Lines that were reached. Lower one when a folder shrinks; to raise it takes a reason.
 LINES = {
     "fwlab/ops": 9_365,
-    "fwlab/layers": 2_628,
+    "fwlab/layers": 2_605,
     "fwlab/models": 1_953,
     "fwlab/training": 1_649,
     "fwlab/data": 1_285,
     "fwlab/bench": 845,
-    # 208 lines more for the small Qwen of notebook 11 and the curve of calibration.
-    "fwlab/exercises": 10_988,
-    "docs/reproduce": 6_631,
-    "docs/hooks": 3_531,
-    "docs/tools": 1_259,
-    "tests": 22_888,
+    # With the small Qwen of notebook 11, the curve of calibration, a hunt's training.
+    "fwlab/exercises": 11_000,
+    # 273 lines more for two tables of AFT and four tasks of the Feedback Transformer.
+    "docs/reproduce": 6_904,
+    "docs/hooks": 3_381,
+    "docs/tools": 1_130,
+    "tests": 19_515,
 }
 
 

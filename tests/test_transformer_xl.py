@@ -143,14 +143,3 @@ def test_sinusoids():
     assert R[3, 0].item() == pytest.approx(0.14112, abs=1e-5)  # sin 3
     assert R[3, 5].item() == pytest.approx(0.99998, abs=1e-5)
     assert sinusoids(torch.arange(5), 5).shape == (5, 5)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: TransformerXL(10, 3, 2), "d_model=10 and heads=3"),
-        (lambda: TransformerXL(12, 3, 1)(torch.zeros(2, 5, 9)), r"TransformerXL: .*x .*12\].*\[2, 5, 9\]"),
-    ],
-)  # fmt: skip
-def test_errors_name_the_argument(call, message):
-    refuses(call, message, ValueError)

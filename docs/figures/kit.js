@@ -5,7 +5,7 @@
 //
 // and it is wherever a page says <!-- figure: name -->. `compute` makes numbers of the
 // state; `view` and `controls` are drawn again, and `say` is said, whenever `set` changes
-// it; `below` is a picture as wide as the figure. A figure that is laid out in another
+// it. A figure that is laid out in another
 // way has `page` for all of them; one with canvases paints them when it is `drawn`;
 // `plays` returns the plan of a player; `begin` is called once, and returns more for
 // tests, as `more` is. These get the figure's own `root`, `set` and `play`, the picture
@@ -19,9 +19,9 @@ import { number, signed } from "./words.js";
 export { html, nothing, render, svg };
 
 // The picture and its controls, side by side where there is room.
-const beside = (state, found, own, { view, controls, below }) => {
-  const [picture, side, rest] = [view, controls, below].map((part) => part?.(state, found, own.set, own) ?? nothing);
-  return html`<div class="fw-picture fw-tables">${picture}</div><div class="fw-side">${side}</div>${rest}`;
+const beside = (state, found, own, { view, controls }) => {
+  const [picture, side] = [view, controls].map((part) => part?.(state, found, own.set, own) ?? nothing);
+  return html`<div class="fw-picture fw-tables">${picture}</div><div class="fw-side">${side}</div>`;
 };
 
 /** @param {string} name @param {any} parts */

@@ -268,12 +268,12 @@ const verdicts = each(PUZZLES, (_, name) => judge(name, answers[name]));
 // --- What is drawn ------------------------------------------------------
 
 /** The matrix after a step, and what is read. */
-const drawn = ({ token: of, step, of: all, W, asked, y, right }, i, limit) => {
+const drawn = ({ token: of, step, of: all, W, asked, y, right }, limit) => {
   const numbers = rowsOfW(W).map((row) => row.map(short).join(" "));
   const expected = asked && shown(of.expected);
   const sign = right ? "✓ " : right === false ? "✗ " : "";
   const said = y ? `${sign}${shown(y)}${sign === "✗ " ? `,\nexpected ${expected}` : ""}` : `→ ${expected}`;
-  return html`<div role="listitem" style=${`--at: ${i}`}><b>${told(of)}${all > 1 ? ` ${step}/${all}` : ""}</b>
+  return html`<div role="listitem"><b>${told(of)}${all > 1 ? ` ${step}/${all}` : ""}</b>
     <span class="fw-grid" role="img" aria-label=${`W: ${numbers.join("; ")}`}
       style=${`grid-template-columns: repeat(${W.shape[1]}, 1fr)`}>${Array.from(
         W.data,
@@ -314,7 +314,7 @@ export default figure("puzzles", {
     const solved = names.filter((n) => verdicts[n].right);
     return { rows: answers[name], solved, ...verdicts[name] };
   },
-  view: ({ name }, { frames: all, right, fails }, set) => {
+  view: ({ name }, { frames: all, fails }, set) => {
     const { title, task, rule } = PUZZLES[name];
     const frames = all.slice(-MOST);
     const limit = Math.max(1e-3, ...frames.flatMap(({ W }) => Array.from(W.data, Math.abs)));
@@ -327,7 +327,7 @@ export default figure("puzzles", {
       <div class="fw-main fw-puzzle" role="region" tabindex="0" aria-label="The puzzle, and its matrix step by step">
       <p><strong>${title}</strong><br>${task}</p><p>${EQUATIONS[rule]}</p>
       <div><small>${fails ? "The first sequence that fails" : "An example"}${all.length > MOST ? `, its last ${MOST} steps:` : ":"}</small>
-        <div class=${right && name !== first ? "fw-tape fw-plays" : "fw-tape"} role="list">${frames.map((frame, i) => drawn(frame, i, limit))}</div></div></div>`;
+        <div class="fw-tape" role="list">${frames.map((frame) => drawn(frame, limit))}</div></div></div>`;
   },
   controls: ({ name, hints }, _, set) => {
     const puzzle = PUZZLES[name];

@@ -37,7 +37,7 @@ const cosine = (a, b) => {
 // - text: as it was typed;
 // - position: how many characters were read;
 // - head: layer and head, from 0.
-const state = { rule: "delta", text: FIRST, position: 0, head: [0, 2], onlyLast: false };
+const state = { rule: "delta", text: FIRST, position: 0, head: [0, 2] };
 const models = {}; // by rule, as they are asked for
 const runs = {}; // by rule: text, and what the model made of it
 const model = () => models[state.rule];
@@ -171,15 +171,11 @@ const guesses = () => html`<div class="fw-guesses"><strong>Next character</stron
     <span><i style=${`width: ${(100 * chance).toFixed(1)}%`}></i></span><em>${percent(chance)}</em></div>`,
 )}</div>`;
 
-// The numbers of a head, or what the last character changed of them.
-const numbers = (layer, number) => {
-  const { steps } = run();
-  if (!state.position) return new Float32Array(model().width * model().features);
-  const after = steps[state.position - 1].memory[layer][number].W;
-  if (!state.onlyLast || state.position === 1) return after;
-  const before = steps[state.position - 2].memory[layer][number].W;
-  return after.map((a, i) => a - before[i]);
-};
+// The numbers of a head.
+const numbers = (layer, number) =>
+  state.position
+    ? run().steps[state.position - 1].memory[layer][number].W
+    : new Float32Array(model().width * model().features);
 
 const span = (count) => [...Array(count).keys()];
 const heads = ({ set }) => html`<div class="fw-heads">${span(model().layers).map((layer) =>
@@ -300,7 +296,7 @@ figure("shakespeare", {
       return state.position < run().text.length;
     },
   }),
-  page: ({ rule, text, position, onlyLast }, { answers }, own) =>
+  page: ({ rule, text, position }, { answers }, own) =>
     answers
       ? html`
     ${choice("Memory", Object.keys(RULES), rule, (name) => use(own, name), (name) => RULES[name])}
@@ -312,9 +308,7 @@ figure("shakespeare", {
     <div class="fw-controls">${button("Empty", () => {
       type(own, "");
       own.root.querySelector("textarea").focus();
-    })}${button("Let it write 40 characters", () => write(own), { disabled: full() })}
-      <label class="fw-checkbox"><input type="checkbox" .checked=${onlyLast}
-        @change=${(e) => own.set({ onlyLast: e.target.checked })}>only what the last character changed</label></div>`
+    })}${button("Let it write 40 characters", () => write(own), { disabled: full() })}</div>`
       : html`<div class="fw-controls">${button("Start the model (460 kB)", () => start(own))}</div>${own.stood}`,
   drawn: ({ root }) => model() && paint(root),
   say: (_, { answers }) => answers && sentence(answers),

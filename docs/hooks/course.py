@@ -5,12 +5,9 @@ The marks `<!-- course: map -->`, `<!-- course: ways -->`, `<!-- course: class -
 takes the head and foot of a notebook's page from here.
 """
 
-import json
-import math
 import re
 import tomllib
 from collections.abc import Callable
-from itertools import chain, count
 
 from markupsafe import Markup
 from pygments import highlight
@@ -19,7 +16,7 @@ from pygments.lexers import PythonLexer
 from repository import ROOT
 from templates import render
 
-from fwlab.exercises import DERIVATIONS, EXERCISES, QUESTIONS, score
+from fwlab.exercises import DERIVATIONS, EXERCISES, score
 from fwlab.exercises.course.pairs import MEMORIES
 from fwlab.exercises.notation import printed
 
@@ -133,32 +130,6 @@ def _scoreboard() -> str:
 
 # --- The course page ---------------------------------------------------
 
-
-#: Words that a reader takes in in a minute, of a text with equations.
-PACE = 180
-#: How much longer it takes than words and tasks by themselves: ten notebooks were
-#: worked through as a student would.
-LONGER = 1.35
-
-
-def minutes(stem: str) -> int:
-    """Return how long it takes to work through a notebook, in steps of five minutes.
-
-    Its text at a reader's pace, without displayed equations, and each exercise,
-    derivation and question as long as its own entry says; longer by `LONGER`.
-    """
-    cells = json.loads((ROOT / _uri(stem)).read_text("utf-8"))["cells"]
-    text, code = (
-        "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == kind)
-        for kind in ("markdown", "code")
-    )
-    words = len(re.sub(r"\$\$.*?\$\$", "", text, flags=re.DOTALL).split())
-    asked = {*re.findall(r'\b(?:check(?:_formula)?|golf|predict|quiz)\("?(\w+)', code)}
-    tasks = EXERCISES | QUESTIONS | DERIVATIONS
-    whole = words / PACE + sum(tasks[n].minutes for n in asked & tasks.keys())
-    return 5 * math.ceil(LONGER * whole / 5)
-
-
 #: Boxes beside each other: three can be read on a phone.
 COLUMNS = 3
 
@@ -166,7 +137,7 @@ COLUMNS = 3
 def _map(page, files) -> str:
     """Which notebook builds on which, a line for each need."""
     course = _course()
-    cells = _cells(course)
+    cells = {stem: tuple(entry["cell"]) for stem, entry in course.items()}
     needs = {
         stem: [course[before] for before in entry["after"]]
         for stem, entry in course.items()
@@ -191,25 +162,6 @@ def _map(page, files) -> str:
         first=[entry for entry in course.values() if not entry["after"]],
         needs=[(course[stem], found) for stem, found in needs.items()],
     )
-
-
-def _cells(course: dict[str, dict]) -> dict[str, tuple[int, int]]:
-    """Return the row and column of each notebook: a row for each distance from the first.
-
-    What has no room in its row goes into the last column, further down.
-    """
-    rows: dict[str, int] = {}
-    for stem, entry in course.items():  # in the order of the course
-        rows[stem] = 1 + max((rows[s] for s in entry["after"]), default=-1)
-    cells: dict[str, tuple[int, int]] = {}
-    for stem in sorted(rows, key=rows.__getitem__):
-        row, above = rows[stem], course[stem]["after"]
-        # Straight below the first one that it needs, if it can.
-        beside = [*(cells[stem][1] for stem in above[:1]), *range(COLUMNS)]
-        below = ((r, COLUMNS - 1) for r in count(row))
-        tried = chain(((row, column) for column in beside), below)
-        cells[stem] = next(cell for cell in tried if cell not in cells.values())
-    return cells
 
 
 def _line(start: tuple, end: tuple, boxes: set) -> list[tuple[float, float]]:

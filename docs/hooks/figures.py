@@ -13,7 +13,7 @@ step, NAME-STEP.html. docs/templates/theme/main.html loads the scripts of a page
 Drawings are kept out of search; they are in sections, as the search plugin
 takes the end of the first nested element of a name for that of the outer one.
 The gallery has every page of docs/figures, in the order of the navigation,
-with the `description` of its front matter and a picture from cards.html.
+with the `description` of its front matter and its picture, made small.
 """
 
 import json
@@ -37,6 +37,8 @@ MARK = re.compile(r"<!-- figure: (\w+) -->")
 STILL = re.compile(r"<!-- still: ([\w-]+) -->")
 FOLDER = ROOT / "docs" / "figures"
 GALLERY = "<!-- gallery -->"
+#: What a script begins in, and how high it is.
+STAGE = re.compile(r' data-figure="\w+"(?: style="[^"]*")?')
 #: Figures of other pages, with what their cards say.
 ELSEWHERE = tomllib.loads((FOLDER / "elsewhere.toml").read_text("utf-8"))
 #: The figures of each script that a page loads, by its name.
@@ -112,11 +114,13 @@ def bundled(figures: dict[str, list[str]]) -> dict[str, str]:
 
 def _cards(gallery, config, files):
     def card(name: str, file, title: str, about: str, anchor: str = "") -> dict:
+        kept = _kept(name).partition("<figcaption")[0]
+        picture = re.sub(' (?:data-figure|href)="[^"]*"', "", kept)
         return {
             "url": file.url_relative_to(gallery) + anchor,
             "title": title,
             "about": about,
-            "picture": Markup(render("cards.html", name=name)),
+            "picture": Markup(picture),
         }
 
     for name, said in ELSEWHERE.items():
@@ -132,10 +136,14 @@ def _cards(gallery, config, files):
 
 def _figure(name: str, attributes: str, page) -> str:
     title = ELSEWHERE.get(name, {"title": page.title})["title"]
+    kept = _kept(name)
+    if "fw-step" in attributes:  # its script makes a figure of the other one
+        kept = STAGE.sub("", kept)
+    return f'<figure {attributes} aria-label="{title}">{kept}</figure>'
+
+
+def _kept(name: str) -> str:
     path = FOLDER / f"{name}.html"
     new = f'<section class="fw-stage" data-figure="{name}"></section>'
     new += '<figcaption class="fw-words"></figcaption>'
-    kept = path.read_text("utf-8").strip() if path.exists() else new
-    if "fw-step" in attributes:  # its script makes a figure of the other one
-        kept = re.sub(r' data-figure="\w+"(?: style="[^"]*")?', "", kept, count=1)
-    return f'<figure {attributes} aria-label="{title}">{kept}</figure>'
+    return path.read_text("utf-8").strip() if path.exists() else new

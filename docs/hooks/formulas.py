@@ -21,7 +21,8 @@ from mkdocs.plugins import event_priority
 from packages import MODULES, fetched, npm
 from repository import ROOT
 
-#: What is inside of an element of arithmatex, and what may not begin a line after it.
+#: What is inside of an element of arithmatex, and what may not begin a line after it:
+#: it becomes the end of a formula in a line.
 MARKED = re.compile(
     r'(<(span|div) class="arithmatex">)\s*(?:\\\((.*?)\\\)|\\\[(.*?)\\\])\s*</\2>([.,;:!?)\]]*)',
     re.DOTALL,
@@ -30,8 +31,6 @@ MARKED = re.compile(
 TAG = re.compile(r"\\tag\{((\w+)(?:--\w+)?)\}")
 #: What follows an equation that has lines, up to the first of them.
 LINE = re.compile(r'\s*<p class="places"[^>]*>[^<]*<a href="([^"]+)"')
-#: A formula can be broken between two of these; screen readers skip all of them.
-BASE, HIDDEN = '<span class="katex-base">', ' aria-hidden="true"'
 #: Set in this run: while a page is being written, others stay as they are.
 done: dict[tuple[str, bool], str] = {}
 
@@ -55,6 +54,8 @@ def on_env(env, config, files):
 def _formula(found: re.Match) -> tuple[str, bool]:
     """Return the TeX without the number, which becomes a link; and if it is displayed."""
     tex, display = unescape(found[3] or found[4]).strip(), found[4] is not None
+    if not display and found[5]:
+        tex += rf"\text{{{found[5]}}}"
     return (TAG.sub("", tex) if _label(found) else tex), display
 
 
@@ -94,18 +95,7 @@ def _html(found: re.Match, page, files) -> str:
         link = _link(label, found, page, files)
         # Outside of what is hidden from screen readers.
         html = html.removesuffix("</span></span>") + link + "</span></span>"
-    html = f"{element}{html}</{name}>"
-    if name == "div" or not mark:
-        return html + mark
-    # A line may not begin with the comma that follows a formula.
-    before, _, last = html.rpartition(BASE)
-    if BASE not in before:
-        return f'<span class="fw-kept">{html}{mark}</span>'
-    ends = "</span>" * 3  # of the visible half, of both halves, and of arithmatex
-    last = last.removesuffix(ends)
-    kept = f'{before}<span class="fw-kept">{BASE}{last}{mark}</span>{ends}'
-    # Each base is hidden, not the half: screen readers read the mark.
-    return kept.replace(HIDDEN, "").replace(BASE, f"{BASE[:-1]}{HIDDEN}>")
+    return f"{element}{html}</{name}>{mark if name == 'div' else ''}"
 
 
 def _link(tag: tuple[str, str], found: re.Match, page, files) -> str:

@@ -1,28 +1,17 @@
-"""Puts what compiled kernels need in place of `<!-- kernels: CASES -->`.
+"""What a GPU has timed, and what the compiler says of its memories: results.py draws it.
 
-`CASES` is a regular expression; cases whose name starts with a match are
-shown. tests/machine/test_compiled.py writes the numbers, and the tests beside it check
-them. results.py draws what a GPU has timed, and its memories.
+tests/machine/test_compiled.py writes the numbers of the compiler.
 """
 
 import json
-import re
 
 from repository import ROOT
-from templates import render
 
 from fwlab.ops import TABLE
 from fwlab.ops.linear.kernels import NARROW
 
-MARK = re.compile(r"<!-- kernels: (.+?) -->")
 #: Calls that a GPU has timed, next to others.
 PEERS = "gpu-nvidia-h200.json"
-#: What kernels are compiled for.
-TARGETS = {"90": "Hopper", "80": "Ampere", "75": "Turing"}
-
-
-def on_page_markdown(markdown, page, config, files):
-    return MARK.sub(lambda mark: _table(mark[1]), markdown)
 
 
 def measured() -> dict:
@@ -52,14 +41,3 @@ def places() -> dict:
 
 def _read(name: str) -> dict:
     return json.loads((ROOT / "docs" / "results" / name).read_text("utf-8"))
-
-
-def _table(pattern: str) -> str:
-    table = _read("kernels.json")
-    known = table["kernels"].items()
-    cases = {case: uses for case, uses in known if re.match(pattern, case)}
-    compiled = {key.rpartition("_")[2] for uses in cases.values() for key in uses}
-    targets = {t: name for t, name in TARGETS.items() if t in compiled}
-    return render(
-        "kernels.html", versions=table["versions"], targets=targets, cases=cases
-    )

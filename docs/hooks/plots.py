@@ -13,11 +13,9 @@ from html import escape, unescape
 from statistics import mean, median
 
 import matplotlib as mpl
-from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
-from templates import render
 
 from fwlab.layers.fast_weight_attention import RULES
 from fwlab.plots import (
@@ -68,7 +66,7 @@ MINIMUM = 11
 
 
 def inline(svg: str, prefix: str, label: str) -> str:
-    """Show a matplotlib drawing as part of a page, with an enlarged copy.
+    """Show a matplotlib drawing as part of a page.
 
     Its ink takes the colour of the text around it, and its texts are set in
     the site's letters. All of its names start with `prefix`, because several
@@ -81,10 +79,8 @@ def inline(svg: str, prefix: str, label: str) -> str:
     for colour, name in COLOURS.items():
         svg = re.sub(colour, name, svg, flags=re.IGNORECASE)
     svg = re.sub(r'(\sid="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
-    view = re.search('viewBox="([^"]*)"', svg)[1]
     begin = f'<svg id="{prefix}" role="img" aria-label="{label}"'
-    svg = svg.replace("<svg", begin, 1)
-    return svg + render("enlarged.html", name=prefix, view=view, label=Markup(label))
+    return svg.replace("<svg", begin, 1)
 
 
 def _letters(drawn: re.Match) -> str:

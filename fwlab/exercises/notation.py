@@ -259,17 +259,6 @@ def started(name: str) -> Answer:
     ).made
 
 
-def changed(name: str, edits: str) -> Answer:
-    """Make a function of a solution after edits.
-
-    - `name`: the exercise.
-    - `edits`: as below a ✗: `old -> new`, with ` ; ` between several.
-    - Returns the function.
-    - Raises `ValueError` if what an edit looks for does not occur once.
-    """
-    return Misconception(EXERCISES[name].reference, edits, "").made
-
-
 @cache
 def bare(function: Answer) -> str:
     """Return the code of a function without decorators and docstring."""

@@ -411,15 +411,6 @@ class FastWeightAttention(Causal):
         found = one_token.fast_weights(self, self.rules[self.rule], x, state)
         return super().step(x, state) if found is None else found
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *more: Any) -> None:
-        """Load parameters, also by their earlier names."""
-        for name in [name for name in state_dict if name.startswith(prefix)]:
-            old, dot, rest = name.removeprefix(prefix).partition(".")
-            if old in gates.RENAMED:
-                new = prefix + gates.RENAMED[old] + dot + rest
-                state_dict[new] = state_dict.pop(name)
-        super()._load_from_state_dict(state_dict, prefix, *more)
-
     def extra_repr(self) -> str:
         return (
             f"rule={self.rule!r}, key_norm={self.key_norm!r}, "

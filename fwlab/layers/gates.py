@@ -165,17 +165,3 @@ class Ask(nn.Module):
 
     def forward(self, x: Tensor, k: Tensor) -> Tensor:
         return torch.sigmoid(self.logit).expand(*x.shape[:2], -1)
-
-
-#: Old names of parameters, and their names of today.
-RENAMED = {
-    "to_beta": "gates.beta.projection",
-    "beta_bias": "gates.beta.bias",
-    "to_alpha": "gates.log_decay.projection",
-    "alpha_bias": "gates.log_decay.bias",
-    "log_rate": "gates.log_decay.log_rate",
-    "to_erase": "gates.erase.projection",
-    "to_write": "gates.write.projection",
-    "to_rate": "gates.b.projection",
-    "ask": "gates.ask.logit",
-}

@@ -1,23 +1,5 @@
 // What tests ask of a page, by name: each is handed to the browser as it stands.
 
-// In a page, the figures as they came, and the script of one once more.
-const ANEW = async (name) => {
-  if (!globalThis.asItCame) {
-    const text = await (await fetch(location.pathname)).text();
-    globalThis.asItCame = new DOMParser().parseFromString(text, "text/html");
-  }
-  performance.clearResourceTimings();
-  for (const figure of document.querySelectorAll(".fw-figure[id]"))
-    figure.replaceWith(document.importNode(asItCame.getElementById(figure.id), true));
-  scrollTo({ top: 0, behavior: "instant" });
-  const own = new RegExp(`figures/(\\w+-)*${name}(-\\w+)*\\.js$`);
-  const old = [...document.scripts].find(({ src }) => own.test(src));
-  const script = Object.assign(document.createElement("script"), { src: old.src });
-  const done = new Promise((yes, no) => { script.onload = yes; script.onerror = no; });
-  old.replaceWith(script);
-  await done;
-};
-
 // Of each pair of texts that lie on one another, what they say; and of those
 // that stick out of their drawing.
 const OVERLAPPING = (() => {
@@ -106,7 +88,7 @@ const UNFOCUSED = () => {
 const LONG = () => {
   const skip = "pre, code, .katex, svg, .highlight, .md-clipboard, script, style";
   const found = [];
-  for (const block of document.querySelectorAll("article :is(p, li, dd, td):not(.fw-picture p, .fw-heard)")) {
+  for (const block of document.querySelectorAll("article :is(p, li, dd, td):not(.fw-picture p, .fw-heard, .fw-still *)")) {
     if (block.querySelector(":is(p, li, table, .katex)")) continue;
     const lines = new Map();
     const walk = document.createTreeWalker(block, NodeFilter.SHOW_TEXT);
@@ -136,7 +118,7 @@ const EDGES = () => {
   const end = left + parseFloat(style.getPropertyValue("--fw-text")) * 20;
   const text = "p, h1, h2, h3, ul, ol, div.arithmatex, .fw-quiz";
   const wide = "figure, .highlight, table, .nb-output, .nb-facts";
-  const nested = `:is(${text}, ${wide}, details, blockquote, .admonition, dd, td, .annotated, .autodoc, .doc, .cheat, .memory, .fw-gallery, .fw-essay, .rooms, .way, .fw-aside) *`;
+  const nested = `:is(${text}, ${wide}, details, blockquote, .admonition, dd, td, .annotated, .autodoc, .doc, .cheat, .fw-gallery, .fw-essay, .fw-aside) *`;
   const found = [];
   for (const block of article.querySelectorAll(`:is(${text}, ${wide}):not(${nested}, .fw-aside, .fw-heard, [role=status])`)) {
     const box = block.getBoundingClientRect();
@@ -144,45 +126,22 @@ const EDGES = () => {
     const indent = block.matches("ul:not([class]), ol") ? parseFloat(getComputedStyle(block).marginLeft) : 0;
     const formula = block.querySelector(".katex-html")?.getBoundingClientRect().width > 400;
     const last = formula || block.matches(wide) || block.querySelector(wide) ? right : end;
-    if (Math.abs(box.left - indent - left) > 1 || box.right > last + 2)
+    // A wide table scrolls in its box.
+    const scrolls = block.closest("[data-scrolls=yes]");
+    if (Math.abs(box.left - indent - left) > 1 || (box.right > last + 2 && !scrolls))
       found.push(`${block.outerHTML.slice(0, 60)}: ${box.left} to ${box.right} in ${left} to ${last}`);
   }
   return found;
 };
 
-// Tables of which something is cut, or that take words out of a reader's sight.
-const CUT_CELLS = () => {
-  const folds = [...document.querySelectorAll("details:not([open])")];
-  for (const fold of folds) {
-    fold.open = true;
-    fold.dispatchEvent(new Event("toggle")); // which else comes later
-  }
-  const cut = [];
-  for (const table of document.querySelectorAll("article table"))
-    for (const cell of table.querySelectorAll("td, tbody th")) {
-      const { left, right, width } = cell.getBoundingClientRect();
-      const inside = left >= 0 && right <= innerWidth + 0.5;
-      if (width && inside && cell.scrollWidth <= cell.clientWidth + 1) continue;
-      if (width || cell.textContent.trim()) cut.push(cell.textContent.slice(0, 60));
-    }
-  for (const fold of folds) fold.open = false;
-  return cut;
-};
-
-// Cells of a table that is shown as a list, without the name of their column.
-const NAMELESS = () => [...document.querySelectorAll("[data-rows]")].flatMap((table) => {
-  const names = [...table.tHead.rows[0].cells].map((cell) => cell.textContent.trim());
-  return [...table.tBodies].flatMap((body) => [...body.rows]).flatMap((row) => {
-    const cells = [...row.cells];
-    if (cells.some((cell) => cell.colSpan > 1)) return [];
-    return cells.slice(1).filter((cell, i) => cell.dataset.label !== names[i + 1]
-      || !getComputedStyle(cell, "::before").content.includes(names[i + 1]));
-  });
-}).map((cell) => cell.textContent);
+// Tables of which something is cut. A wide table scrolls in its box.
+const CUT_CELLS = () => [...document.querySelectorAll("article :is(td, tbody th):not(.fw-still *)")]
+  .filter((cell) => cell.scrollWidth > cell.clientWidth + 1)
+  .map((cell) => cell.textContent.slice(0, 60));
 
 // Letters of plots that are smaller than `least`, cut, or on top of each other, or
 // that are outlines and not text.
-const LETTERS = (least) => [...document.querySelectorAll("svg:has(+ .fw-enlarge)")].flatMap((plot) => {
+const LETTERS = (least) => [...document.querySelectorAll("svg:is([id^=fig], [id^=plot-])")].flatMap((plot) => {
   const name = plot.id;
   const frame = plot.getBoundingClientRect();
   if (!frame.width) return []; // in a slider, not at first
@@ -299,30 +258,8 @@ const ILLEGIBLE = (name) => {
   return found;
 };
 
-// What a script could try that came into a page somehow, and what is refused.
-const TRIES = (other) => {
-  globalThis.refused = new Set();
-  document.addEventListener("securitypolicyviolation", ({ effectiveDirective }) =>
-    refused.add(effectiveDirective));
-  const add = (name, attributes, text = "") => {
-    const element = document.createElement(name);
-    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-    element.textContent = text;
-    document.body.append(element);
-    return element;
-  };
-  add("script", {}, "globalThis.ran = true");
-  add("b", { onclick: "globalThis.ran = true" }).click();
-  add("script", { src: `${other}a.js` });
-  add("img", { src: `${other}a.png` });
-  add("iframe", { src: other });
-  add("link", { rel: "stylesheet", href: `${other}a.css` });
-  add("form", { action: other }).submit();
-  fetch(other).catch(() => null);
-};
-
 // What axe finds, as one line per rule that is broken.
-const RULES = (rules) => axe.run(document, {
+const RULES = ({ rules, of }) => axe.run(of ?? document, {
   resultTypes: ["violations"],
   runOnly: rules ?? ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"],
 }).then((results) => results.violations
@@ -355,22 +292,6 @@ const USED = (async () => {
   }
   return used;
 })();
-
-// In a still, the drawings that do not fit, and the texts that are cut in two.
-const CUT_IN_STILL = (still) => {
-  const outside = (a, b) => a.left < b.left - 1 || a.right > b.right + 1
-    || a.top < b.top - 1 || a.bottom > b.bottom + 1;
-  const box = (e) => e.getBoundingClientRect();
-  const found = [];
-  for (const svg of still.querySelectorAll(":scope > svg")) {
-    if (outside(box(svg), box(still))) found.push(svg.ariaLabel ?? "a drawing");
-    for (const text of svg.querySelectorAll("text")) {
-      const seen = box(text).width && box(text).top < box(svg).bottom;
-      if (seen && outside(box(text), box(svg))) found.push(text.textContent);
-    }
-  }
-  return found;
-};
 
 // --- Questions -------------------------------------------------------------
 
@@ -426,48 +347,6 @@ const PICTURES = [
   ...(seen(all("svg")[0]) ? ["moving"] : []),
 ];
 
-// All ticks that Next leads to, and back, until a button is off; with their words.
-const WALK = ["Next", "Back"].map((name) => {
-  const button = all("button").find((e) => e.textContent === name);
-  const seen = [[state().tick, words()]];
-  while (!button.disabled) {
-    button.click();
-    seen.push([state().tick, words()]);
-  }
-  return seen;
-});
-
-// Where a key is after each of many arrows, from the other side.
-const ARROWS = (handle) => ["Left", "Right", "Up", "Down"].map((arrow) => {
-  const press = (arrow) => handle.dispatchEvent(
-    new KeyboardEvent("keydown", { key: `Arrow${arrow}`, cancelable: true }));
-  const other = { Left: "Right", Right: "Left", Up: "Down", Down: "Up" }[arrow];
-  // To the other side, wherever that is reached from.
-  for (let i = 0; i < 40; i++) press(other);
-  const places = [];
-  for (let i = 0; i <= 40; i++) {
-    const { e, f } = handle.transform.baseVal[0].matrix;
-    places.push({ Left: -e, Right: e, Up: -f, Down: f }[arrow]);
-    press(arrow);
-  }
-  return [places, handle.ariaValueNow];
-});
-
-// Type a text at once, and keep what is said of it.
-const SPOKEN = (() => {
-  globalThis.said = [];
-  // One record per change, also of several changes at once.
-  new MutationObserver((changes) => {
-    for (const { addedNodes } of changes) said.push(addedNodes[0]?.textContent);
-  }).observe(all(".fw-status")[0], { childList: true });
-  // All in one turn of the browser: nobody can pause in between.
-  const [box] = all("textarea");
-  for (const letter of "to be") {
-    box.value += letter;
-    box.dispatchEvent(new Event("input", { bubbles: true }));
-  }
-})();
-
 // The number of controls that the tabulator should stop at.
 const STOPS = (() => {
   const controls = all(":is(button, input, textarea, [role=slider])");
@@ -505,31 +384,3 @@ const CUT = () => [...document.querySelectorAll("mark")]
   .filter(({ previousSibling, nextSibling }) =>
     /\w$/.test(previousSibling?.textContent ?? "") || /^\w/.test(nextSibling?.textContent ?? ""))
   .map((e) => e.parentElement.textContent);
-
-// What is on the page; of the table, sum, then delta.
-const LIVE = ({
-  state: state(), words: words(), marks: texts("tbody b"),
-  crossed: texts("s"), strong: texts("p strong"), scores: texts("thead strong"),
-  // Of each memory, the opacity of its pixels, row after row.
-  maps: all("canvas").map((canvas) => {
-    const { width, height } = canvas;
-    const copy = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
-    copy.drawImage(canvas, 0, 0);
-    const { data } = copy.getImageData(0, 0, width, height);
-    const opacities = Array.from(data).filter((_, i) => i % 4 === 3);
-    return Array.from({ length: height }, (_, i) => opacities.slice(i * width, (i + 1) * width));
-  }),
-});
-
-// How far its picture is pushed down when the figure begins.
-const PUSHED = (() => {
-  const [row] = all(".fw-controls");
-  const top = () => all(".fw-pair")[0].getBoundingClientRect().top;
-  const after = top();
-  root.classList.remove("fw-live");
-  row.style.display = "none";
-  const pushed = after - top();
-  root.classList.add("fw-live");
-  row.style.display = "";
-  return pushed;
-})();

@@ -27,6 +27,9 @@ SETTINGS = yaml_load((ROOT / "mkdocs.yml").read_text("utf-8"))
     for plugin in SETTINGS["plugins"]
     if "redirects" in plugin
 )
+#: The width of a page, with what is beside the window.
+WIDTH = "document.documentElement.scrollWidth"
+AXE = ROOT / ".cache" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
 #: Milliseconds to wait for what a page does at once on a quiet machine.
 PATIENCE = 120_000
 #: The expressions of `asks.js` by name, without the comments between them.
@@ -63,59 +66,30 @@ def until(tab, condition: str, argument=None) -> None:
 
 
 def search(tab, query: str) -> None:
-    """Search a page just opened; the index comes only then, once, and late."""
-    index, asked, held = "**/assets/search.js", [], []
-    tab.on("request", lambda request: asked.append(request.url))
-    tab.reload()
-    assert [url for url in asked if url.endswith("assets/search.js")] == []
-    tab.route(index, lambda route: held.append(route))
-    with tab.expect_request(index):
-        tab.keyboard.press("/")
+    """Type before the index has come, which a page fetches only then."""
+    entries = "performance.getEntriesByType('resource').map((e) => e.name).join()"
+    assert "assets/search.js" not in tab.evaluate(entries)
+    tab.keyboard.press("/")
     tab.keyboard.type(query)
-    while not held:  # The request is seen before its route is.
-        tab.wait_for_timeout(10)
-    for route in held:
-        route.continue_()
     tab.locator(".md-search-result__item").first.wait_for()
-    assert len(held) == 1
-    tab.unroute(index)
 
 
 class Page(HTMLParser):
-    """What a page links to, what it loads and runs, and what can be linked to.
-
-    `first` are its first four tags, `inline` the scripts inside the page, and
-    `handlers` the attributes that would be scripts, too.
-    """
+    """What a page links to, what it loads, and what can be linked to."""
 
     def __init__(self, path: Path):
         super().__init__()
         self.links: list[str] = []
         self.loads: list[str] = []
         self.ids: list[str] = []
-        self.first: list[tuple[str, dict[str, str | None]]] = []
-        self.inline: list[str] = []
-        self.inside = False
-        self.handlers: list[str] = []
-        self.feed(path.read_text(encoding="utf-8"))
+        self.html = path.read_text(encoding="utf-8")
+        self.feed(self.html)
 
     def handle_starttag(self, tag, attrs):
         attributes = dict(attrs)
-        self.first = [*self.first, (tag, attributes)][:4]
-        if tag == "script" and not {"src", "type"} & attributes.keys():
-            self.inline.append("")
-            self.inside = True
-        self.handlers += [name for name in attributes if name.startswith("on")]
         if "id" in attributes:
             self.ids.append(attributes["id"])
         if tag == "a" and attributes.get("href"):
             self.links.append(attributes["href"])
         elif target := attributes.get("src") or attributes.get("href"):
             self.loads.append(target)
-
-    def handle_data(self, data):
-        if self.inside:
-            self.inline[-1] += data
-
-    def handle_endtag(self, tag):
-        self.inside = False

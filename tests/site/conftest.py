@@ -16,7 +16,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 from browser import OPTIONS, chromium, served
 from built import MOVED, ROOT, Page
-from figure import fresh, look, tabs, watched  # noqa: F401
+from figure import fresh, look  # noqa: F401
 
 
 @pytest.fixture(scope="session")
@@ -24,25 +24,20 @@ def site(tmp_path_factory) -> Path:
     """Return the folder of the built site."""
     if built := os.environ.get("FWLAB_SITE"):
         return Path(built).resolve()
-    fetch = [sys.executable, str(ROOT / "docs" / "tools" / "npm.py")]
-    done = subprocess.run(fetch, capture_output=True, encoding="utf-8")
-    if done.returncode:
-        pytest.fail(
-            f"the site needs packages of npm: {done.stderr.strip()}", pytrace=False
-        )
     folder = tmp_path_factory.mktemp("site")
     # Not with --quiet, which hides warnings from --strict.
-    build = ["mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    done = subprocess.run(
-        [sys.executable, "-m", *build],
-        cwd=ROOT,
-        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        encoding="utf-8",
-    )
-    said = [line for line in done.stderr.splitlines() if "INFO" not in line]
-    if done.returncode:
-        pytest.fail("\n".join(["mkdocs build --strict:", *said]), pytrace=False)
+    build = ["-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    for command in (["docs/tools/npm.py"], build):
+        done = subprocess.run(
+            [sys.executable, *command],
+            cwd=ROOT,
+            env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+            capture_output=True,
+            encoding="utf-8",
+        )
+        said = [line for line in done.stderr.splitlines() if "INFO" not in line]
+        if done.returncode:
+            pytest.fail("\n".join([" ".join(command), *said]), pytrace=False)
     return folder
 
 
@@ -55,17 +50,13 @@ def pages(site) -> dict[str, Page]:
 
 @pytest.fixture(scope="session")
 def browser(request):
+    from playwright.sync_api import sync_playwright
+
     path = chromium()
     if path is None:
-        reason = "no Chromium to look at the site with: install it, or set CHROMIUM"
-        if os.environ.get("CI"):
-            pytest.fail(reason, pytrace=False)
-        pytest.skip(reason)
-    if os.environ.get("CI"):
-        import playwright.sync_api as playwright
-    else:
-        playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as p:
+        stop = pytest.fail if os.environ.get("CI") else pytest.skip
+        stop("no Chromium to look at the site with: install it, or set CHROMIUM")
+    with sync_playwright() as p:
         chromium_of_tests = Browser(
             lambda: p.chromium.launch(executable_path=path, args=OPTIONS)
         )

@@ -12,13 +12,6 @@ HANDLES = {
     "Key k, the circle": ("dpfp", "keys[0]"),
 }
 MOVES = 6
-PHONE = {"width": 390, "has_touch": True, "is_mobile": True}
-
-
-def state(tab, figure: str, path: str):
-    return tab.evaluate(
-        f"document.querySelector('#figure-{figure}').figure.state().{path}"
-    )
 
 
 def slide(tab, *points: tuple) -> None:
@@ -40,82 +33,71 @@ def slide(tab, *points: tuple) -> None:
 
 def swipe(tab, element) -> None:
     """Up from an element: the page scrolls."""
+    in_the_middle(tab, element)
     top = tab.evaluate("scrollY")
-    x, y = middle(element.bounding_box())
+    x, y = middle(element)
     slide(tab, (x, y), (x, y - 200))
     until(tab, "(top) => scrollY > top", top)
 
 
-def middle(box: dict) -> tuple[float, float]:
+def middle(element) -> tuple[float, float]:
+    box = element.bounding_box()
     return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-
-
-def phone(look, figure: str, **more):
-    tab = look(f"figures/{figure}.html", **PHONE, **more)
-    tab.evaluate(
-        """() => {
-          globalThis.cancelled = 0;
-          addEventListener("pointercancel", () => { cancelled += 1; }, true);
-        }"""
-    )
-    return tab
 
 
 def in_the_middle(tab, element) -> None:
     """There, the page could scroll both ways."""
-    element.evaluate(
-        """(e) => scrollBy({
-          top: e.getBoundingClientRect().top - 250, behavior: "instant" })"""
-    )
+    top = "e.getBoundingClientRect().top - 250"
+    element.evaluate(f"(e) => scrollBy({{ top: {top}, behavior: 'instant' }})")
     assert tab.evaluate("scrollY > 50")
 
 
+@pytest.fixture
+def phone(fresh):
+    return lambda name: fresh(name, (390, 900), has_touch=True, is_mobile=True)
+
+
 @pytest.mark.parametrize("name", HANDLES)
-def test_handle_follows_a_finger(look, name):
+def test_handle_follows_a_finger(phone, name):
     """Down and up, where the page would scroll, and across; beside it, it scrolls."""
-    figure, moved = HANDLES[name]
-    tab = phone(look, figure)
-    handle = tab.get_by_role("slider", name=name, exact=True)
+    of, moved = HANDLES[name]
+    figure = phone(of)
+    tab, handle = figure.tab, figure.role("slider", name=name, exact=True)
     in_the_middle(tab, handle)
-    top = tab.evaluate("scrollY")
-    before = state(tab, figure, moved)
-    x, y = middle(handle.bounding_box())
+    top, before = tab.evaluate("scrollY"), figure.ask(f"state().{moved}")
+    x, y = middle(handle)
     end = x - 30, y - 20
     # A finger rarely meets the middle. Next to A is B.
     side = 1 if name == "Key A" else -1
     slide(tab, (x + 12 * side, y + 15 * side), (x, y + 70), (x + 5, y - 60), end)
-    assert tab.evaluate("[cancelled, scrollY]") == [0, top]
-    assert state(tab, figure, moved) != before
+    assert tab.evaluate("scrollY") == top
+    assert figure.ask(f"state().{moved}") != before
     if "degrees" not in moved:  # those stay on their circle
         # It is where the finger has left it, within a tenth of the plane.
-        assert middle(handle.bounding_box()) == pytest.approx(end, abs=4)
-    words = tab.locator(f"#figure-{figure} .fw-words")
-    in_the_middle(tab, words)
-    swipe(tab, words)
+        assert middle(handle) == pytest.approx(end, abs=4)
+    swipe(tab, figure.css(".fw-words"))
 
 
-def test_the_nearest_handle_is_taken(look):
+def test_the_nearest_handle_is_taken(phone):
     """Two keys closer together than a finger is wide."""
-    tab = phone(look, "memory")
-    keys = [tab.get_by_role("slider", name=f"Key {name}") for name in "AB"]
-    in_the_middle(tab, keys[0])
-    for key in keys:
-        key.focus()
-    places = [middle(key.bounding_box()) for key in keys]
+    figure = phone("memory")
+    degrees = "state().pairs.map((pair) => pair.degrees)"
+    keys = [figure.role("slider", name=f"Key {name}") for name in "AB"]
+    in_the_middle(figure.tab, keys[0])
+    places = [middle(key) for key in keys]
     assert max(abs(a - b) for a, b in zip(*places, strict=True)) < 44
     for j, (x, y) in enumerate(places):
-        before = state(tab, "memory", f"pairs[{1 - j}].degrees")
-        mine = state(tab, "memory", f"pairs[{j}].degrees")
-        slide(tab, (x, y), (x - 20 + 60 * j, y + 60 - 100 * j))
-        assert state(tab, "memory", f"pairs[{1 - j}].degrees") == before
-        assert state(tab, "memory", f"pairs[{j}].degrees") != mine
+        before = figure.ask(degrees)
+        slide(figure.tab, (x, y), (x - 20 + 60 * j, y + 60 - 100 * j))
+        now = figure.ask(degrees)
+        assert now[1 - j] == before[1 - j] and now[j] != before[j]
 
 
-def test_a_tap_chooses_a_state_and_a_swipe_scrolls(look):
-    tab = phone(look, "feedback")
-    cell = tab.locator("#figure-feedback [data-state='1,2']").last
-    in_the_middle(tab, cell)
+def test_a_tap_chooses_a_state_and_a_swipe_scrolls(phone):
+    figure = phone("feedback")
+    cell = figure.css("[data-state='1,2']").last
+    in_the_middle(figure.tab, cell)
     cell.tap()
-    assert state(tab, "feedback", "chosen") == [1, 2]
-    swipe(tab, cell)
-    assert state(tab, "feedback", "chosen") == [1, 2]
+    assert figure.state()["chosen"] == [1, 2]
+    swipe(figure.tab, cell)
+    assert figure.state()["chosen"] == [1, 2]

@@ -1,5 +1,7 @@
 """The delta rule."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Generator, Tensor
 
@@ -359,3 +361,25 @@ def delta_layer(q, k, v, logits):
 
 #: The curves that the hunt starts from.
 LAYERS = {"a healthy layer": delta_layer, "this layer": started("delta_layer")}
+
+
+def train(layer: Callable[..., Tensor]) -> Tensor:
+    """Learn how strongly to write values and noise, with a layer as above.
+
+    Each step queries the key that it has just written; the target is the newest value
+    of this key that was not noise.
+
+    - Returns the loss of each optimiser step, `[60]`.
+    """
+    generator, losses = torch.Generator().manual_seed(0), []
+    logits = torch.zeros(2, requires_grad=True)  # of noise, of a value
+    adam = torch.optim.Adam([logits], lr=0.3)
+    for _ in range(60):
+        key, kind = torch.randint(4, (2, 24), generator=generator)
+        k, v = torch.eye(4)[key], torch.randn(24, 3, generator=generator)
+        wanted = delta_layer(k, k, v, 80.0 * (kind % 2) - 40)
+        losses.append((layer(k, k, v, logits[kind % 2]) - wanted).square().mean())
+        adam.zero_grad()
+        losses[-1].backward()
+        adam.step()
+    return torch.stack(losses).detach()
