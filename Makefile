@@ -1,4 +1,4 @@
-# The plain commands behind these targets stand in docs/contribute.md.
+# docs/contribute.md says what each target does.
 
 PYTHON ?= python3
 BIN := .venv/bin
