@@ -16,19 +16,20 @@
   // What readers call something, and what it is called here: both are searched.
   const ALSO = `answer: exercise; attention free transformer: aft; benchmark: speed;
     bibtex: cite; cheatsheet: cheat sheet; chunkwise: chunks; citation: cite; cuda: gpu;
-    deltanet: delta rule; equation: eq; faster: speed;
+    deltanet: delta rule; dpfp sparsity: dpfp; equation: eq; error: errata; faster: speed;
     gradient checkpointing: memory; hebbian: outer product; hopfield: capacity;
-    hugging face: transformers; how fast: speed; huggingface: transformers; kda: kimi delta attention;
-    learning rate: write strength; linear attention: fast weights;
-    linear attention: sum rule; linear transformer: fast weights; mamba: ten rules;
-    memory efficient backward: memory; performer: favor; pip: install;
-    quick start: start here; quickstart: start here; setup: install; solution: exercise;
-    ssm: ten rules; state space: ten rules; test time training: regression;
+    how fast: speed; hugging face: transformers; huggingface: transformers;
+    kda: kimi delta attention; learning rate: write strength;
+    linear attention: fast weights; linear attention: sum rule;
+    linear transformer: fast weights; mamba: ten rules; memory efficient backward: memory;
+    performer: favor; pip: install; quick start: start here; quickstart: start here;
+    qwen3 next: published models; setup: install; solution: exercise; ssm: ten rules;
+    state space: ten rules; test time training: regression; train text: train models;
     triton: gpu kernels; ttt: regression; tutorial: start here`;
   // Words that are in every text.
   const COMMON = new Set(
-    `a an and are as at be by can do does for from i in is it of on or should than that
-     the this to vs what when where which why with you`.split(/\s+/),
+    `a an and are as at be by can do does for from i in is it my of on or own should than
+     that the this to use vs what when where which why with you`.split(/\s+/),
   );
   const SPELLED = {
     "⊗": "otimes", α: "alpha", β: "beta", γ: "gamma", δ: "delta", ε: "epsilon", ζ: "zeta",

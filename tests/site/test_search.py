@@ -23,7 +23,7 @@ FOUND = {
     "api/ops": ["gated_delta_rule"],
     "cheatsheet": ["numbers to remember", "cheatsheet"],
     "contribute": ["how do I add a rule"],
-    "errata": ["nan"],
+    "errata": ["nan", "errors in the papers"],
     "exercises": ["answers"],
     "figures/capacity": ["capacity", "hopfield", "capcity"],  # codespell:ignore
     "figures/shakespeare": ["shakespeare"],
@@ -35,7 +35,7 @@ FOUND = {
         *("what is a fast weight", "linear attention"),
         "fast weigth",  # codespell:ignore
     ],
-    "notebooks/03_dpfp": ["DPFP", "dpfb", "dpff", "dfpf"],
+    "notebooks/03_dpfp": ["DPFP", "dpfb", "dpff", "dfpf", "dpfp sparsity"],
     "notebooks/04_delta_rule": ["delta rule", "del", "deltanet", "dleta rule"],
     "notebooks/05_normalisation": ["normalize"],
     "notebooks/06_retrieval": ["retrievl"],
@@ -47,6 +47,7 @@ FOUND = {
     "notebooks/11_to_qwen": ["qwen"],
     "notebooks/12_regression": ["ttt"],
     "notebooks/14_aft_stability": ["AFT stability", "log-sum-exp"],
+    "published": ["qwen3 next"],
     "references.html#cite": ["bibtex"],
     "reproduce/favor-underflow": ["performer"],
     "reproduce/state-tracking": ["permutations"],
@@ -56,8 +57,8 @@ FOUND = {
     "run": ["install", "pip", "MIT"],
     "run.html#colab": ["colab"],
     "tested": ["mutants"],
-    "training": ["checkpoint resume"],
-    "transformers": ["hugging face"],
+    "training": ["checkpoint resume", "train on my own text"],
+    "transformers": ["hugging face", "use with huggingface"],
 }
 QUERIES = {query: place for place, queries in FOUND.items() for query in queries}
 #: Asks the script of the search, outside a browser.
