@@ -328,7 +328,8 @@ def _verdicts(exercise: Exercise, answer: Answer) -> Iterator[_Verdict]:
             yield _Verdict(
                 each.says,
                 f"This took more than {SECONDS:g} seconds, and was stopped"
-                f"{f' at {place}' if place else ''}. Is there a loop that never ends?",
+                f"{f' at {place}' if place else ''}. Is there a loop that never "
+                "ends? (If the machine is busy, run the cell again.)",
             )
             return
         except BaseException:

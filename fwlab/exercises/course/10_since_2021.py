@@ -514,8 +514,9 @@ def four_cups(p):
     r"""
     **Open task: four cups in two steps.** The token `p`, four integers, moves the ball
     of cup `i` to cup `p[i]`. Return its matrix `[3, 3]`, float64: $W \leftarrow W M$.
-    One token after another must multiply to the matrix of the shuffle that does both,
-    all 24 must differ, and each must be made of at most *two* reflections.
+    For `p` and then `r`, the product of both matrices must be that of the shuffle that
+    does both: `four_cups(p) @ four_cups(r)` is `four_cups` of the shuffle `i` to
+    `r[p[i]]`. All 24 must differ, and each must be made of at most *two* reflections.
 
     ✓ returns a matrix with three rows and columns
         shape()

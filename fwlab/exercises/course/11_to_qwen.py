@@ -514,8 +514,8 @@ def recall_by_hand(n):
     is `key value key value ... key`, and the layer has to read, at the last key, the
     newest value of this key. Return `W_qkv` `[6 n, 2 n]` and `conv` `[6 n, 4]` with
     which it does, without training: inputs are one-hot, there is one head of width 2
-    `n`, beta is 1 and nothing fades. The largest number that it reads should be at the
-    place of the right value.
+    `n`, beta is 1 and nothing fades. Of the parts, only convolution, SiLU and unit keys
+    act. The largest number that it reads should be at the place of the right value.
 
     ✓ returns W_qkv and conv
         shape(4, 8, draw=exactly("n"))

@@ -317,8 +317,9 @@ def frozen_kernels(heads, window):
     """
     **Biases by hand.** Return biases for AFT-conv, `[heads, window]`: entry (i, n) is
     what head i adds to the key n steps back. They will stay as they are while
-    everything else is trained. `check` does not train: it fits a linear model to a text
-    of numbers in words. With 4 heads and a window of 16, its error has to be below that
+    everything else is trained. `check` does not train: your heads average the letters
+    of a text (numbers in words), and a linear model guesses the next letter from these
+    averages. With 4 heads and a window of 16, its squared error has to be below that
     with the biases 5 - 2n, 5 - n, 5 - n/2, 5 - n/4.
 
     ✓ returns biases of shape [heads, window]

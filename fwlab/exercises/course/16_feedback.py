@@ -243,7 +243,8 @@ def feedback_attention(q, k, v, positions):
     **Attend to the past** (Eqs. f4 and f5). `q` is `[batch, heads, key]`; `k` and `v`
     are `[batch, past, heads, key]`, oldest first, the last one being 1 step back;
     `positions` is $P$, `[key, features]`. `naive.sinusoids(distances, features)` gives
-    $s$ of Eq. f3 as `[past, features]`. With `past = 0` the result is 0.
+    $s$ of Eq. f3 as `[past, features]`. Return what each head reads, `[batch, heads,
+    key]`; with `past = 0` it is 0.
 
     ✓ returns a tensor of the shape of q
         shape((5, 2, 3, 4), (1, 1, 1, 2), (3, 4, 2, 5))

@@ -157,7 +157,7 @@ def _is_legal(answer, reference, generator):
         if inner and word in ("if", "print"):
             raise Wrong(
                 f"Clause {number}, {clause!r}, comes after a condition. There should "
-                "be an assignment, ++ or --."
+                "be 'x ++ ;' or 'x -- ;'."
             )
         if word == "print" or word == "if" or rest[0] != "=":
             if not value:
@@ -188,7 +188,7 @@ def _fools(answer, reference, generator):
     said = {
         "skip every if": skip,
         "every if is true": take,
-        "last print": [0, *truth[:-1]],  # first, there is none to repeat
+        "last print": [0, *truth][: len(truth)],  # first, there is none to repeat
     }
     pairs = [*zip(truth, *said.values(), strict=True)]
     fooled = sum(value not in others for value, *others in pairs)
@@ -212,7 +212,7 @@ def fool():
     4 :", "x ++ ;", "print x ;"]` the print is 6. It fools the rule that skips every
     `if`, which says 5, and the rule of the last print, which has nothing to repeat yet;
     but the rule that takes every `if` as true says 6, too. Set `x` once, keep it from 1
-    to 10, and put an assignment, `++` or `--` after a condition. Can you get 6?
+    to 10, and put `x ++ ;` or `x -- ;` after each condition. Can you get 6?
 
     ✓ returns at most 16 clauses of the language
         _is_written_in_clauses
