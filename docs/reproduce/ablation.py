@@ -125,13 +125,7 @@ def draw(points: Points):
     return figure
 
 
-def run(point: Point) -> Point:
-    return text.train(text.new_run(point, mixer(point)))
-
-
-def setup(point: Point) -> Point:
-    return text.setup(point, mixer(point))
-
+run, setup = text.experiment(mixer)
 
 if __name__ == "__main__":
     main(__file__)

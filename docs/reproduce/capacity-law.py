@@ -132,8 +132,7 @@ def run(point: Point) -> Point:
     return {"loss": loss, "predicted": law, "curve": fitted.curve}
 
 
-def setup(point: Point) -> Point:
-    return SETUP | {"batch": BATCH, "steps": STEPS, "lr": LR}
+setup = SETUP | {"batch": BATCH, "steps": STEPS, "lr": LR}
 
 
 def claims(points: Points):

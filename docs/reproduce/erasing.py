@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from frame import Claim, Point, Points, holds, main, order
+from frame import Claim, Point, Points, holds, main, order, paired
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -324,40 +324,21 @@ def returned(windows: Tensor) -> float:
 
 
 def best(points: Points) -> Points:
-    """Keep the learning rate of the lowest loss on other data than is scored.
-
-    Rates of which fewer seeds have run than of others do not count.
-    """
-    kept = Points()
-    for own in points.by("task", "map", "erased").values():
-        rates = own.by("lr").values()
-        most = max(map(len, rates))
-        kept += min((x for x in rates if len(x) == most), key=chosen_by)
-    return kept
-
-
-def chosen_by(points: Points) -> float:
-    return median(inf if x is None else x for x in points["chosen_by"])
+    """Keep the learning rate of the lowest loss on other data than is scored."""
+    return points.at_best_rate("task", "map", "erased", by="chosen_by")
 
 
 def shares(points: Points, control: str) -> list[float]:
     """Divide the gain of a control, seed by seed, by the median gain of the delta rule."""
-    losses = {
-        name: {
-            p["seed"]: inf if p["loss"] is None else p["loss"]
-            for p in points(erased=name)
-        }
-        for name in (NONE, control, OWN)
-    }
-    seeds = losses[NONE].keys() & losses[control].keys() & losses[OWN].keys()
-    gain = median(losses[NONE].values()) - median(losses[OWN].values())
-    return [(losses[NONE][s] - losses[control][s]) / gain for s in sorted(seeds)]
+    none, other, own = (points(erased=name) for name in (NONE, control, OWN))
+    gain = median(none["loss"]) - median(own["loss"])
+    return [(before - after) / gain for before, after, _ in paired(none, other, own)]
 
 
 def gains(points: Points) -> bool:
     """Tell whether the delta rule ends below adding with every seed."""
     own, none = (points(erased=name)["loss"] for name in (OWN, NONE))
-    return bool(own and none) and None not in own + none and max(own) < min(none)
+    return bool(own and none) and max(own) < min(none) < inf
 
 
 def content(points: Points) -> list[float]:

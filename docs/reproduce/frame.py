@@ -1,7 +1,8 @@
 """Run a published table or figure again: points, what they say, and their figure.
 
 `docs/reproduce/NAME.py` is an experiment: it has a TITLE, a SOURCE and a COST, and functions
-`points`, `run`, `claims`, `draw` and perhaps `setup`, as `Experiment` says. The command
+`points`, `run`, `claims` and `draw`, as `Experiment` says, and perhaps `setup`, which can
+also be a dictionary that holds for all points. The command
 `python docs/reproduce/NAME.py --quick` runs it. What came out lies beside it, as NAME.json
 and NAME.quick.json.
 """
@@ -47,21 +48,24 @@ NAMES = (
 )
 #: The settings of a point and its results, as plain values.
 Point = dict[str, Any]
-#: Numbers of all seeds; None = a run that failed, which counts as an infinite loss.
-Numbers = Sequence[float | None]
+#: Numbers of all seeds; a loss is infinite if its run has failed.
+Numbers = Sequence[float]
 
 
 class Points(list[Point]):
     """A table of points: calling it selects rows, a name gives a column.
 
-    `Points(points)(rule="delta")["loss"]` are the losses of the delta rule.
+    `Points(points)(rule="delta")["loss"]` are the losses of the delta rule. A run that
+    has failed has no loss: it counts as infinite.
     """
 
     def __call__(self, **wanted: Any) -> "Points":
         return Points(p for p in self if all(p[k] == x for k, x in wanted.items()))
 
     def __getitem__(self, name: Any) -> Any:
-        return [p[name] for p in self] if isinstance(name, str) else list(self)[name]
+        if not isinstance(name, str):
+            return list(self)[name]
+        return [inf if p[name] is None else p[name] for p in self]
 
     def by(self, *columns: str) -> "dict[Any, Points]":
         """Group the points by the values of one column, or by tuples of several."""
@@ -70,6 +74,35 @@ class Points(list[Point]):
             at = tuple(p[name] for name in columns)
             groups.setdefault(at if len(at) > 1 else at[0], Points()).append(p)
         return groups
+
+    def at_best_rate(
+        self,
+        *columns: str,
+        by: str,
+        best: Callable[..., "Points"] = min,
+        rate: str = "lr",
+    ) -> "Points":
+        """Keep the learning rate with the best median, of each group.
+
+        Rates of which fewer seeds have run than of others do not count.
+
+        - `columns`: points with equal values of these are a group.
+        - `by`: the column that is compared, by `best`, which is `min` or `max`.
+        """
+        kept = Points()
+        for own in self.by(*columns).values():
+            rates = own.by(rate).values()
+            most = max(map(len, rates))
+            complete = [some for some in rates if len(some) == most]
+            kept += best(complete, key=lambda some: median(some[by]))
+        return kept
+
+
+def paired(*sides: Points, column: str = "loss") -> list[tuple[float, ...]]:
+    """Return a column of several sides, seed by seed, of the seeds that all have."""
+    each = [dict(zip(side["seed"], side[column], strict=True)) for side in sides]
+    seeds = [seed for seed in each[0] if all(seed in side for side in each)]
+    return [tuple(side[seed] for side in each) for seed in seeds]
 
 
 # --- Claims ---------------------------------------------------------------
@@ -141,22 +174,21 @@ def order(
         text = text.replace("{}", f" {sign} ".join(map(str, sides)))
         sides = [*sides.values()]
     before = {"<": lt, ">": gt}[sign]
-    numbers = [_numbers(side) for side in sides]
     yes = apart = None
-    if all(numbers):
-        right = [before(median(a), median(b)) for a, b in pairwise(numbers)]
+    if all(sides):
+        right = [before(median(a), median(b)) for a, b in pairwise(sides)]
         yes = all(right)
-        if min(map(len, numbers)) >= 3:
+        if min(map(len, sides)) >= 3:
             # Of a chain that does not hold, one pair that is reversed is enough.
             clear = [
                 max(a) < min(b) or max(b) < min(a)
-                for (a, b), good in zip(pairwise(numbers), right, strict=True)
+                for (a, b), good in zip(pairwise(sides), right, strict=True)
                 if yes or not good
             ]
             apart = all(clear) if yes else any(clear)
-    found = _against(numbers, spec)
-    seeds = min(map(len, numbers), default=0)
-    trained = trivial is None or all(median(x) < trivial for x in numbers if x)
+    found = _against(sides, spec)
+    seeds = min(map(len, sides), default=0)
+    trained = trivial is None or all(median(x) < trivial for x in sides if x)
     return Claim(text, published, found, yes, apart, protocol, seeds, trained)
 
 
@@ -174,11 +206,10 @@ def holds(
     - `numbers`: of all seeds; none = not run.
     - `apart` of the claim: it is true of all seeds, or of none.
     """
-    side = _numbers(numbers)
-    yes = true(median(side)) if side else None
-    apart = len({true(x) for x in side}) == 1 if len(side) >= 3 else None
-    found = _against([side], spec)
-    return Claim(text, published, found, yes, apart, protocol, len(side))
+    yes = true(median(numbers)) if numbers else None
+    apart = len({*map(true, numbers)}) == 1 if len(numbers) >= 3 else None
+    found = _against([numbers], spec)
+    return Claim(text, published, found, yes, apart, protocol, len(numbers))
 
 
 def every(
@@ -205,7 +236,7 @@ def every(
       and otherwise of one that fails; None where they do, but are fewer than
       three.
     """
-    run = {at: _numbers(numbers) for at, numbers in groups.items() if numbers}
+    run = {at: numbers for at, numbers in groups.items() if numbers}
     middle = {at: median(numbers) for at, numbers in run.items()}
     good = {at: true(number) for at, number in middle.items()}
     agree = {at: len({*map(true, numbers)}) == 1 for at, numbers in run.items()}
@@ -239,15 +270,11 @@ def every(
     return Claim(text, published, found or "–", yes, apart, protocol, fewest)
 
 
-def _numbers(side: Numbers) -> list[float]:
-    return [inf if x is None else x for x in side]
-
-
-def _against(sides: Sequence[Sequence[float]], spec: str) -> str:
+def _against(sides: Iterable[Numbers], spec: str) -> str:
     return " against ".join(_range(side, spec) for side in sides if side) or "–"
 
 
-def _range(numbers: Sequence[float], spec: str) -> str:
+def _range(numbers: Numbers, spec: str) -> str:
     """Write the median, with the range where there are several numbers."""
     low, middle, high = (
         "failed" if isinf(x) else f"{x:{spec}}"
@@ -348,7 +375,9 @@ def load(name: str) -> Experiment:
     script = import_module(name)
     about = script.TITLE, script.SOURCE, script.COST
     does = script.points, script.run, script.claims, script.draw
-    return Experiment(name, *about, *does, getattr(script, "setup", lambda point: {}))
+    setup = getattr(script, "setup", {})
+    same = setup if callable(setup) else lambda point: setup
+    return Experiment(name, *about, *does, same)
 
 
 def results(name: str, quick: bool, folder: Path = HERE) -> dict[str, Any] | None:

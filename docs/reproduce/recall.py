@@ -135,11 +135,8 @@ def sequences(batch: int, pairs: int, symbols: int, shows: int = 1) -> Batch:
 
 def best(points: Points) -> Points:
     """Return the points of the best learning rate, for each mixer and size."""
-    chosen = Points()
-    for own in points.by("mixer", "map", "shows", "pairs", "heads").values():
-        rates = own.by("lr").values()
-        chosen += max(rates, key=lambda rate: median(rate["accuracy"]))
-    return chosen
+    kinds = ("mixer", "map", "shows", "pairs", "heads")
+    return points.at_best_rate(*kinds, by="accuracy", best=max)
 
 
 def by_seed(points: Points, name: Name, shows: int, sizes: list) -> dict[int, list]:
@@ -244,9 +241,7 @@ def by_mixer(part: SubFigure, points: Points) -> None:
     plots.legend(part, ax, columns=2)
 
 
-def setup(point: Point) -> Point:
-    return {**SETUP, "batch": BATCH, "width": WIDTH}
-
+setup = SETUP | {"batch": BATCH, "width": WIDTH}
 
 if __name__ == "__main__":
     main(__file__)

@@ -210,7 +210,9 @@ def carried(points: Points):
             ("loss", "windows_loss", "loss in windows minus with carried state"),
             ("stale_loss", "own_loss", "loss with own minus with stale state"),
         ):
-            gains = [0 - text.above(p[one], p[other]) for p in some]
+            gains = [
+                0 - text.above(*x) for x in zip(some[one], some[other], strict=True)
+            ]
             what = f"delta, {steps} steps at {lr:g}: {what}: above 0"
             yield holds(what, gains, lambda gain: gain > 0)
 

@@ -324,26 +324,37 @@ def train(run: Run) -> Point:
     }
 
 
+def experiment(
+    mixer: Callable[[Point], Mixer], measure: Callable[[Run], Point] = lambda run: {}
+) -> tuple[Callable[[Point], Point], Callable[[Point], Point]]:
+    """Return `run` and `setup` of an experiment with models of text.
+
+    - `mixer`: of a point.
+    - `measure`: what a trained model adds to the results.
+    """
+
+    def run(point: Point) -> Point:
+        new = new_run(point, mixer(point))
+        return train(new) | measure(new)
+
+    return run, lambda point: setup(point, mixer(point))
+
+
 def finite(loss: float) -> float | None:
     """Round a loss to four decimals; None if it is not finite."""
     return round(loss, 4) if math.isfinite(loss) else None
 
 
 def middle(losses: Numbers) -> float:
-    """Return the median over seeds; infinite if there is none, or it has failed."""
-    return median([inf if loss is None else loss for loss in losses] or [inf])
+    """Return the median over seeds; infinite if there is none."""
+    return median(losses or [inf])
 
 
 def percent_above(losses: Numbers, base: float) -> Numbers:
     """Return by how many per cent losses are above another."""
-    return [None if x is None else 100 * (x / base - 1) for x in losses]
+    return [100 * (x / base - 1) for x in losses]
 
 
-def above(loss: float | None, other: float | None) -> float:
-    """Return by how much a loss is above another.
-
-    Infinite if it has failed, minus infinite if only the other has.
-    """
-    if loss is None:
-        return inf
-    return -inf if other is None else loss - other
+def above(loss: float, other: float) -> float:
+    """Return by how much a loss is above another; infinite if it has failed."""
+    return inf if math.isinf(loss) else loss - other
