@@ -7,7 +7,7 @@ from itertools import combinations
 from math import isinf, log
 
 import text
-from frame import Numbers, Point, Points, holds, main, order
+from frame import Numbers, Point, Points, holds, main
 from text import middle, percent_above
 
 from fwlab import plots
@@ -81,12 +81,9 @@ def claims(points: Points):
             published = f"{better}, {worse} (Table 3)" if map == "linear" else ""
             protocol = f"{text.PROTOCOL}, {text.WINDOWS}, {size} M parameters"
             claim = f"{MAPS[map]}: {low} below {high}"
-            yield order(
-                claim,
-                [ends[low], ends[high]],
-                published,
-                protocol=protocol if published else "",
-                trivial=text.TRIVIAL,
+            sides = [ends[low], ends[high]]
+            yield text.below(
+                claim, sides, published, protocol=protocol if published else ""
             )
         for name in RAW:
             if RAW[name] == map:
@@ -100,7 +97,7 @@ def claims(points: Points):
         for name in BASELINES:
             sides = [points(map=name)["loss"], ends["neither"]]
             claim = f"{name}: below {MAPS[map]} with neither"
-            yield order(claim, sides, trivial=text.TRIVIAL)
+            yield text.below(claim, sides)
 
 
 def draw(points: Points):

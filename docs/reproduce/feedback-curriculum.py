@@ -132,8 +132,7 @@ def chain(model: LanguageModel, tokens: int) -> int:
 
 # --- What came out --------------------------------------------------------
 
-COLORS = dict(zip(WAYS, (INK, TRAINED, FAST), strict=True))
-MARKS = dict(zip(WAYS, "Dso", strict=True))
+LOOKS = dict(zip(WAYS, ((INK, "D"), (TRAINED, "s"), (FAST, "o")), strict=True))
 COSTS = {
     "steps": "optimiser steps",
     "chain": "chain, in thousands of layers",
@@ -155,11 +154,9 @@ def draw(points: Points) -> Figure:
     figure, axes = plots.panels(4.8, 3)
     for ax, (cost, label) in zip(axes, COSTS.items(), strict=True):
         unit = 1000 if cost == "chain" else 1
-        for way, color in COLORS.items():
+        for way, look in LOOKS.items():
             own = [x / unit for x in points(way=way)[cost] if x < inf]
-            plots.rows(
-                ax, {key: own if key == way else [] for key in WAYS}, color, MARKS[way]
-            )
+            plots.rows(ax, dict.fromkeys(WAYS, ()) | {way: own}, *look)
         ax.set_xlim(0, 1.05 * max([x for x in points[cost] if x < inf] or [1]) / unit)
         ax.set_xlabel(label)
     return figure

@@ -251,22 +251,14 @@ def every(
     )
     if len(shown) < len(run):
         found += f", the worst of {len(run)}"
-    yes = (True if len(run) == len(groups) else None) if all(good.values()) else False
-    # One group that fails is enough, whatever the seeds of others say.
-    decide = [at for at in run if yes is not False or not good[at]]
-    sure = [agree[at] and len(run[at]) >= 3 for at in decide]
-    if yes is False:
-        apart = (
-            True if any(sure) else None if any(agree[at] for at in decide) else False
-        )
-    else:
-        apart = (
-            False if not all(agree.values()) else True if sure and all(sure) else None
-        )
-    if yes is False:  # one group is enough, and best the one of most seeds
-        fewest = max((len(run[at]) for at in decide if agree[at]), default=3)
-    else:
-        fewest = min((len(run[at]) for at in decide), default=3)
+    yes = True if len(run) == len(groups) else None
+    seeds, clear = [len(run[at]) for at in run], all(agree.values())
+    fewest = min(seeds, default=3)
+    if not all(good.values()):
+        # One group that fails is enough, and best the one of most seeds.
+        yes, seeds = False, [len(run[at]) for at in run if agree[at] and not good[at]]
+        fewest, clear = max(seeds, default=3), bool(seeds)
+    apart = False if not clear else True if seeds and fewest >= 3 else None
     return Claim(text, published, found or "–", yes, apart, protocol, fewest)
 
 
@@ -301,43 +293,6 @@ def verdict(claims: Iterable[Claim]) -> str:
         word = run.pop() if len(run) == 1 else "partly"
     so_far = " so far" if "not run" in words else ""
     return f"{'' if counted[0].published else 'ours: '}{word}{so_far}"
-
-
-# --- Figures --------------------------------------------------------------
-
-
-def panels(
-    points: Points,
-    column: str,
-    titles: Mapping[Any, str],
-    looks: Mapping[Any, Sequence[str]],
-    x: str,
-    y: str = "loss",
-    *,
-    lines: str = "rule",
-    law: Callable[[Any, Point], float | None] | None = None,
-    labels: tuple[str, str] = ("", ""),
-    height: float = 1.9,
-) -> Figure:
-    """Draw a panel for each value of a column, and in it a series for each look.
-
-    - `titles`: of the panels, by that value.
-    - `looks`: colour, marker and perhaps line of each value of the column `lines`.
-    - `x`, `y`, `labels`: columns, and what the axes are called.
-    - `law`: of a value of `lines` and the settings of a point, a line to draw.
-    """
-    figure, axes = plots.grid(len(titles), labels[0] or x, labels[1] or y, height)
-    for ax, (at, title) in zip(axes, titles.items(), strict=True):
-        for name, look in looks.items():
-            own = points(**{column: at, lines: name})
-            color, marker, line = (*look, "")[:3]
-            plots.series(ax, own, color, marker, line, str(name), y, x)
-            if law and own and law(name, own[0]) is not None:
-                steps = range(min(own[x]), max(own[x]) + 1)
-                ax.plot(steps, [law(name, own[0] | {x: n}) for n in steps], color=color)
-        ax.set_title(title)
-    plots.legend(figure, axes[0], columns=3)
-    return figure
 
 
 # --- Experiments ----------------------------------------------------------

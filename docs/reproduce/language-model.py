@@ -11,7 +11,7 @@ from math import inf, isinf, log
 
 import text
 from frame import Claim, Point, Points, holds, main, order
-from text import LR, PROTOCOL, TRIVIAL, WINDOWS, middle
+from text import LR, PROTOCOL, WINDOWS, middle
 
 from fwlab import plots
 from fwlab.models import MIXERS, Mixer
@@ -100,7 +100,7 @@ def claims(points: Points):
     def below(low: Name, high: Name, published: str = "", protocol: str = "") -> Claim:
         sides = [usual(mixer=mixer, map=map)["loss"] for mixer, map in (low, high)]
         what = f"{label(low)}: below {label(high)}"
-        return order(what, sides, published, protocol=protocol, trivial=TRIVIAL)
+        return text.below(what, sides, published, protocol=protocol)
 
     for table, maps in TABLES.items():
         row = {SOFTMAX: 33.0}
@@ -143,7 +143,7 @@ def why(points: Points):
         best = min(OTHERS, key=lambda mixer: middle(ends[mixer]))
         what = f"{name}: delta ends lowest of {', '.join(USUAL)}"
         if all(ends.values()):
-            claim = order(what, [ends["delta"], ends[best]], trivial=TRIVIAL)
+            claim = text.below(what, [ends["delta"], ends[best]])
             yield claim._replace(found=f"{claim.found} ({best})")
         else:
             yield order(what, [[]])

@@ -8,7 +8,7 @@ its loss is that of the other half.
 
 import text
 import torch
-from frame import Numbers, Point, Points, every, main, order
+from frame import Numbers, Point, Points, every, main
 from matplotlib.figure import Figure
 
 from fwlab import plots
@@ -147,7 +147,7 @@ def claims(points: Points):
         if not quick or {*pair} <= {*FEW}:
             what = "{}, each at its best rate"
             sides = {mixer: ends.get(mixer, []) for mixer in pair}
-            yield order(what, sides, trivial=text.TRIVIAL)
+            yield text.below(what, sides)
 
 
 def draw(points: Points) -> Figure:

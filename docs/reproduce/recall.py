@@ -13,7 +13,7 @@ from frame import Point, Points, holds, main
 from matplotlib.figure import Figure, SubFigure
 
 from fwlab import plots
-from fwlab.data import retrieval
+from fwlab.data.retrieval import last_values, retrieval
 from fwlab.fit import SETUP, fit
 from fwlab.plots import FAST, INK, OTHER, SERIES, TRAINED, WRONG
 
@@ -121,11 +121,9 @@ def sequences(batch: int, pairs: int, symbols: int, shows: int = 1) -> Batch:
     drawn = retrieval(batch, symbols, writes)  # no key and no value twice
     known, values = drawn.keys[:, :pairs], drawn.values + symbols
     which = torch.rand(batch, writes).argsort(-1) % pairs
-    step = torch.arange(writes).expand(batch, -1)
-    last = torch.zeros_like(known).scatter_reduce(1, which, step, "amax")
     shown = torch.stack([known.gather(1, which), values], -1).flatten(1)
     order = torch.rand(batch, pairs).argsort(-1)
-    answers = values.gather(1, last).gather(1, order)
+    answers = last_values(which, values, pairs).gather(1, order)
     tokens = torch.cat([shown, known.gather(1, order)], 1)
     return tokens, torch.cat([torch.full_like(shown, UNASKED), answers], 1)
 

@@ -91,7 +91,7 @@ def claims(points: Points):
         some = points(conv_size=conv_size)
         for one, other in ORDERS:
             sides = [some(layer=name)["loss"] for name in (one, other)]
-            yield order(f"{where}: {one} below {other}", sides, trivial=text.TRIVIAL)
+            yield text.below(f"{where}: {one} below {other}", sides)
         what = f"{where}: delta without removal within 0.05 of sum"
         sides = [some(layer=name) for name in ("delta without removal", "sum")]
         gaps = [text.above(a, b) for a, b in paired(*sides)]
@@ -112,8 +112,7 @@ def claims(points: Points):
             for name in (*LAYERS, ATTENTION):
                 if name != bar and (conv_size or bar != NONE):
                     sides = [some(layer=each)["loss"] for each in (name, bar)]
-                    what = f"{where}: {name} below {bar}"
-                    yield order(what, sides, trivial=text.TRIVIAL)
+                    yield text.below(f"{where}: {name} below {bar}", sides)
 
 
 def draw(points: Points):

@@ -5,13 +5,13 @@ import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from math import inf
 from statistics import median
 from typing import Any
 
 import torch
-from frame import Numbers, Point
+from frame import Numbers, Point, order
 from torch import Tensor
 
 from fwlab import ops
@@ -58,6 +58,8 @@ TEXTS = {
 #: character follows which: the counts of pairs in the first nine tenths of Tiny
 #: Shakespeare give 2.48 in the last tenth, and this is 5 % less.
 TRIVIAL = 0.95 * 2.48
+#: Claim that losses are in this order, of models that have learned more.
+below = partial(order, trivial=TRIVIAL)
 #: How our models differ from those of Schlag et al., whose blocks normalise after each
 #: sum, whose outputs have the factor, and whose window slides in evaluation.
 PROTOCOL = "characters, pre-norm, outputs without d_head^(-1/2)"
@@ -340,9 +342,9 @@ def experiment(
     return run, lambda point: setup(point, mixer(point))
 
 
-def finite(loss: float) -> float | None:
-    """Round a loss to four decimals; None if it is not finite."""
-    return round(loss, 4) if math.isfinite(loss) else None
+def finite(loss: float, digits: int = 4) -> float | None:
+    """Round a loss; None if it is not finite."""
+    return round(loss, digits) if math.isfinite(loss) else None
 
 
 def middle(losses: Numbers) -> float:
