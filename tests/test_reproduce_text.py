@@ -130,7 +130,7 @@ def test_the_usual_map_is_that_of_the_mixer(rule):
 def test_a_rate_is_chosen_by_one_half_and_scored_by_the_other():
     run = small(steps=1)
     text.train(run)
-    chosen_by, loss = rates.halves(run)
+    chosen_by, loss = rates.halves(run).values()
     assert (chosen_by + loss) / 2 == pytest.approx(run.evaluate(), abs=0.01)
 
 
@@ -139,22 +139,18 @@ def adding(**options):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: text.ConvolvedAttention(8, 2),
-        lambda: text.ConvolutionAlone(8, 2, rule="sum", conv_size=4),
-        lambda: adding(conv_size=4),
-    ],
-)
-def test_own_layers_go_on_from_any_state(make):
-    layer, x = make(), torch.randn(2, 9, 8)
-    y, state = layer.prefill(x[:, :5])
-    parts = [y]
-    for t in range(5, 9):
-        y, state = layer.step(x[:, t], state)
-        parts.append(y[:, None])
-    assert torch.allclose(torch.cat(parts, 1), layer(x), atol=1e-6)
+def test_own_layers_go_on_from_any_state():
+    x, alone = (
+        torch.randn(2, 9, 8),
+        text.ConvolutionAlone(8, 2, rule="sum", conv_size=4),
+    )
+    for layer in (text.ConvolvedAttention(8, 2), alone, adding(conv_size=4)):
+        y, state = layer.prefill(x[:, :5])
+        parts = [y]
+        for t in range(5, 9):
+            y, state = layer.step(x[:, t], state)
+            parts.append(y[:, None])
+        assert torch.allclose(torch.cat(parts, 1), layer(x), atol=1e-6)
 
 
 @torch.no_grad()

@@ -85,15 +85,14 @@ def claims(points: Points):
             yield text.below(
                 claim, sides, published, protocol=protocol if published else ""
             )
-        for name in RAW:
-            if RAW[name] == map:
-                yield holds(
-                    f"{name}: training diverges",
-                    points(map=name)["loss"],
-                    isinf,
-                    "diverged (at Table 3)",
-                    protocol=f"{text.PROTOCOL}, {size} M parameters",
-                )
+        (raw,) = (name for name, own in RAW.items() if own == map)
+        yield holds(
+            f"{raw}: training diverges",
+            points(map=raw)["loss"],
+            isinf,
+            "diverged (at Table 3)",
+            protocol=f"{text.PROTOCOL}, {size} M parameters",
+        )
         for name in BASELINES:
             sides = [points(map=name)["loss"], ends["neither"]]
             claim = f"{name}: below {MAPS[map]} with neither"
