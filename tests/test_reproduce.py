@@ -188,7 +188,7 @@ def test_two_texts_never_mix(tmp_path):
     read = replace(
         TINY,
         points=lambda quick: points,
-        run=lambda point: {"corpus_sha256": str(point["seed"])},
+        run=lambda point: {"corpus_name": "x", "corpus_sha256": str(point["seed"])},
     )
     runs = Runs(read, True, tmp_path)
     runs.run(0)

@@ -12,6 +12,7 @@ import rates
 import replacing
 import text
 import torch
+from frame import texts_of
 from torch.nn import functional as F
 
 from fwlab.feature_maps import ELU1, sum_normalize
@@ -48,7 +49,7 @@ def test_a_run_says_what_it_has_read_and_learned():
     assert found["bits"] == pytest.approx(found["loss"] / log(2), abs=1e-4)
     digest = sha256(TEXT.encode()).hexdigest()[:12]
     assert (found["corpus_name"], found["corpus_sha256"]) == ("another text", digest)
-    read = text.texts_of([found | {"corpus": "x"}, found | {"corpus": "x"}, {}])
+    read = texts_of([found | {"corpus": "x"}, found | {"corpus": "x"}, {}])
     assert read == {"x": [f"another text, SHA-256 {digest}…"]}
 
 

@@ -119,7 +119,8 @@ def claims(points: Points) -> Iterator[Claim]:
         yield above(f"{task} above the best rule", [feedback, best])
     if not quick:
         best = tuned(points(variables=3))
-        text = "3 variables, each at its best rate of 3: feedback above a transformer"
+        text = f"3 variables, each at its best rate of {len(RATES[False])}: "
+        text += "feedback above a transformer"
         for size, other in (
             ("of equal size", equal),
             ("with twice as many layers", deeper),

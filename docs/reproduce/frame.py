@@ -88,6 +88,7 @@ class Points(list[Point]):
 
         - `columns`: points with equal values of these are a group.
         - `by`: the column that is compared, by `best`, which is `min` or `max`.
+        - `rate`: the column of learning rates.
         """
         kept = Points()
         for own in self.by(*columns).values():
@@ -98,9 +99,9 @@ class Points(list[Point]):
         return kept
 
 
-def paired(*sides: Points, column: str = "loss") -> list[tuple[float, ...]]:
-    """Return a column of several sides, seed by seed, of the seeds that all have."""
-    each = [dict(zip(side["seed"], side[column], strict=True)) for side in sides]
+def paired(*sides: Points) -> list[tuple[float, ...]]:
+    """Return the losses of several sides, seed by seed, of the seeds that all have."""
+    each = [dict(zip(side["seed"], side["loss"], strict=True)) for side in sides]
     seeds = [seed for seed in each[0] if all(seed in side for side in each)]
     return [tuple(side[seed] for side in each) for seed in seeds]
 
@@ -354,6 +355,16 @@ def results(name: str, quick: bool, folder: Path = HERE) -> dict[str, Any] | Non
     raise ValueError(f"{path} is not what {name}.py writes")
 
 
+def texts_of(points: Iterable[Point]) -> dict[str, list[str]]:
+    """Return the texts that points have read, in words, by the name of the corpus."""
+    read: dict[str, dict[str, None]] = {}
+    for p in points:
+        if corpus := p.get("corpus"):
+            text = f"{p['corpus_name']}, SHA-256 {p['corpus_sha256']}…"
+            read.setdefault(corpus, {})[text] = None
+    return {corpus: [*texts] for corpus, texts in read.items()}
+
+
 class Runs:
     """The points of an experiment, and those of them that are finished.
 
@@ -452,11 +463,8 @@ class Runs:
             raise ValueError(
                 f"nothing to collect: no point of {self.name} is finished in {self.out}"
             )
-        for corpus, some in (
-            points.by("corpus").items() if "corpus" in points[0] else ()
-        ):
-            texts = {p.get("corpus_sha256") for p in some}
-            if corpus and len(texts) > 1:
+        for corpus, texts in texts_of(points).items():
+            if len(texts) > 1:
                 raise ValueError(
                     f"points of {self.name} have read {len(texts)} texts as corpus "
                     f"{corpus!r}: use another folder for each text"

@@ -244,16 +244,6 @@ def recorded(sha256: str) -> Point:
     return {"corpus_name": name, "corpus_sha256": digest}
 
 
-def texts_of(points: Iterable[Point]) -> dict[str, list[str]]:
-    """Return the texts that points have read, in words, by the name of the corpus."""
-    read: dict[str, dict[str, None]] = {}
-    for p in points:
-        if corpus := p.get("corpus"):
-            text = f"{p['corpus_name']}, SHA-256 {p['corpus_sha256']}…"
-            read.setdefault(corpus, {})[text] = None
-    return {corpus: [*texts] for corpus, texts in read.items()}
-
-
 class Run(Trainer):
     """The training of `fwlab train`, of any mixer.
 
