@@ -99,10 +99,10 @@ def claims(points: Points):
     for pair in GAPS:
         one, other = pair
         ends = [points(conv_size=n, layer=name) for n in (4, 0) for name in pair]
-        gaps = [(text.above(a, b), text.above(c, d)) for a, b, c, d in paired(*ends)]
-        sides = [[gap[i] for gap in gaps] for i in (0, 1)]
+        both = [(text.above(a, b), text.above(c, d)) for a, b, c, d in paired(*ends)]
+        sides = [[gaps[i] for gaps in both] for i in (0, 1)]
         # Seed by seed: the two sides may overlap.
-        off = [text.above(with_it, without / 2) for with_it, without in gaps]
+        off = [text.above(conv, bare / 2) for conv, bare in both]
         what = f"a convolution halves the gap by which {one} ends above {other}"
         found = order(what, sides).found
         yield holds(what, off, lambda x: x < 0)._replace(found=found)
