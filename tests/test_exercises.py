@@ -18,7 +18,7 @@ from solution_mutants import mutants
 
 import fwlab.exercises.course
 from fwlab import feature_maps, ops
-from fwlab.data.retrieval import _last_values, law, loss
+from fwlab.data.retrieval import last_values, law, loss
 from fwlab.exercises import (
     EXERCISES,
     answers,
@@ -146,7 +146,7 @@ TRUTHS = {
     "sum_normalize": feature_maps.sum_normalize,
     "retrieval_loss": loss,
     "capacity": law,
-    "make_batch": _last_values,
+    "make_batch": last_values,
     "aft_row": lambda q, k, v, w: ops.aft_full(
         q[:, None].expand_as(k), k, v, w.expand(len(w), -1), causal=False
     )[:, 0],

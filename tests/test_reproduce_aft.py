@@ -56,13 +56,6 @@ def test_biases_by_rows_and_columns():
     assert torch.allclose(layer(x[:, :30]), wanted[:, :30], atol=1e-12)
 
 
-def test_dense_attention_is_attention():
-    dense, fused = (aft.LAYERS[name](16, 20) for name in (aft.DENSE, aft.SOFTMAX))
-    fused.load_state_dict(dense.state_dict())
-    x = torch.randn(2, 20, 16)
-    assert torch.allclose(dense(x), fused(x), atol=1e-6)
-
-
 def test_training_ends_where_the_loss_no_longer_falls(monkeypatch):
     """The weights that count are those of the best evaluation, here the third."""
     losses, seen = iter([3, 2.5, 2, 4, 4, 4, 4, 4, 0]), []

@@ -12,6 +12,7 @@ import rates
 import replacing
 import text
 import torch
+from frame import texts_of
 from torch.nn import functional as F
 
 from fwlab.feature_maps import ELU1, sum_normalize
@@ -48,7 +49,7 @@ def test_a_run_says_what_it_has_read_and_learned():
     assert found["bits"] == pytest.approx(found["loss"] / log(2), abs=1e-4)
     digest = sha256(TEXT.encode()).hexdigest()[:12]
     assert (found["corpus_name"], found["corpus_sha256"]) == ("another text", digest)
-    read = text.texts_of([found | {"corpus": "x"}, found | {"corpus": "x"}, {}])
+    read = texts_of([found | {"corpus": "x"}, found | {"corpus": "x"}, {}])
     assert read == {"x": [f"another text, SHA-256 {digest}…"]}
 
 
@@ -130,7 +131,7 @@ def test_the_usual_map_is_that_of_the_mixer(rule):
 def test_a_rate_is_chosen_by_one_half_and_scored_by_the_other():
     run = small(steps=1)
     text.train(run)
-    chosen_by, loss = rates.halves(run)
+    chosen_by, loss = rates.halves(run).values()
     assert (chosen_by + loss) / 2 == pytest.approx(run.evaluate(), abs=0.01)
 
 
@@ -139,22 +140,18 @@ def adding(**options):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: text.ConvolvedAttention(8, 2),
-        lambda: text.ConvolutionAlone(8, 2, rule="sum", conv_size=4),
-        lambda: adding(conv_size=4),
-    ],
-)
-def test_own_layers_go_on_from_any_state(make):
-    layer, x = make(), torch.randn(2, 9, 8)
-    y, state = layer.prefill(x[:, :5])
-    parts = [y]
-    for t in range(5, 9):
-        y, state = layer.step(x[:, t], state)
-        parts.append(y[:, None])
-    assert torch.allclose(torch.cat(parts, 1), layer(x), atol=1e-6)
+def test_own_layers_go_on_from_any_state():
+    x, alone = (
+        torch.randn(2, 9, 8),
+        text.ConvolutionAlone(8, 2, rule="sum", conv_size=4),
+    )
+    for layer in (text.ConvolvedAttention(8, 2), alone, adding(conv_size=4)):
+        y, state = layer.prefill(x[:, :5])
+        parts = [y]
+        for t in range(5, 9):
+            y, state = layer.step(x[:, t], state)
+            parts.append(y[:, None])
+        assert torch.allclose(torch.cat(parts, 1), layer(x), atol=1e-6)
 
 
 @torch.no_grad()

@@ -20,8 +20,7 @@ from repository import ROOT
 from templates import render
 
 sys.path.insert(0, str(ROOT / "docs" / "reproduce"))
-from frame import NAMES, Claim, Experiment, Points, load, results, verdict
-from text import texts_of
+from frame import NAMES, Claim, Experiment, Points, load, results, texts_of, verdict
 
 MARK = re.compile(r"<!-- reproduce: (\S+) -->")
 #: After a number: perhaps the name of another page, and an expression; or that it is

@@ -7,7 +7,7 @@ from itertools import combinations
 from math import isinf, log
 
 import text
-from frame import Numbers, Point, Points, holds, main, order
+from frame import Numbers, Point, Points, holds, main
 from text import middle, percent_above
 
 from fwlab import plots
@@ -81,26 +81,22 @@ def claims(points: Points):
             published = f"{better}, {worse} (Table 3)" if map == "linear" else ""
             protocol = f"{text.PROTOCOL}, {text.WINDOWS}, {size} M parameters"
             claim = f"{MAPS[map]}: {low} below {high}"
-            yield order(
-                claim,
-                [ends[low], ends[high]],
-                published,
-                protocol=protocol if published else "",
-                trivial=text.TRIVIAL,
+            sides = [ends[low], ends[high]]
+            yield text.below(
+                claim, sides, published, protocol=protocol if published else ""
             )
-        for name in RAW:
-            if RAW[name] == map:
-                yield holds(
-                    f"{name}: training diverges",
-                    points(map=name)["loss"],
-                    isinf,
-                    "diverged (at Table 3)",
-                    protocol=f"{text.PROTOCOL}, {size} M parameters",
-                )
+        (raw,) = (name for name, own in RAW.items() if own == map)
+        yield holds(
+            f"{raw}: training diverges",
+            points(map=raw)["loss"],
+            isinf,
+            "diverged (at Table 3)",
+            protocol=f"{text.PROTOCOL}, {size} M parameters",
+        )
         for name in BASELINES:
             sides = [points(map=name)["loss"], ends["neither"]]
             claim = f"{name}: below {MAPS[map]} with neither"
-            yield order(claim, sides, trivial=text.TRIVIAL)
+            yield text.below(claim, sides)
 
 
 def draw(points: Points):
@@ -125,13 +121,7 @@ def draw(points: Points):
     return figure
 
 
-def run(point: Point) -> Point:
-    return text.train(text.new_run(point, mixer(point)))
-
-
-def setup(point: Point) -> Point:
-    return text.setup(point, mixer(point))
-
+run, setup = text.experiment(mixer)
 
 if __name__ == "__main__":
     main(__file__)

@@ -276,13 +276,12 @@ def build(mixer: str, symbols: int, T: int, d_model: int, layers: int) -> Langua
     positions, as in the paper, except `WITHOUT_POSITIONS`, and the
     initial weights of the softmax model, which has the same projections.
     """
-    sizes = {
-        name: sum(p.numel() for p in layer(d_model, T).parameters())
-        for name, layer in LAYERS.items()
-    }
     new = (LAYERS | ABLATED)[mixer]
-    own = sum(p.numel() for p in new(d_model, T).parameters())
-    d_ff = 4 * d_model + (max(sizes.values()) - own) // (2 * d_model)
+    *sizes, own = (
+        sum(p.numel() for p in layer(d_model, T).parameters())
+        for layer in (*LAYERS.values(), new)
+    )
+    d_ff = 4 * d_model + (max(sizes) - own) // (2 * d_model)
     model = LanguageModel(symbols, SOFTMAX, layers, HEADS, d_model, T, d_ff)
     if mixer in WITHOUT_POSITIONS:
         model.positions = None
@@ -534,20 +533,18 @@ def draw(points: Points) -> Figure:
 def difference(ax: Axes, points: Points) -> None:
     """Draw bits per pixel minus the transformer's median, ours and published."""
     zero = plots.medians(points, "mixer", "loss").get(SOFTMAX)
-    known = PUBLISHED["digits"]
+    known, names = PUBLISHED["digits"], [NAMES[name] for name in OF_IMAGES]
     for row, name in enumerate(OF_IMAGES):
         _, color, marker, _ = LOOKS[name]
-        losses = points(mixer=name)["loss"]
         if zero is not None:
-            extra = [loss - zero for loss in losses]
-            plots.marks(ax, extra, [row] * len(losses), marker, color=color, alpha=0.7)
+            extra = [loss - zero for loss in points(mixer=name)["loss"]]
+            own = dict.fromkeys(names, ()) | {NAMES[name]: extra}
+            plots.rows(ax, own, color, marker)
         if name in known:
             off = known[name] - known[SOFTMAX]
             label = None if row else "published, CIFAR-10"
             plots.published(ax, {off: row}, INK, label)
     ax.axvline(0, color=INK, linewidth=1)
-    ax.set_yticks(range(len(OF_IMAGES)), [NAMES[name] for name in OF_IMAGES])
-    ax.set_ylim(len(OF_IMAGES) - 0.5, -0.5)
     ax.locator_params(axis="x", nbins=6)
     ax.set_xlabel("digits: extra bits per pixel")
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fwlab import plots
+from fwlab.data.retrieval import loss as squared
 from fwlab.feature_maps import DPFP
 from fwlab.layers import FastWeightAttention
 from fwlab.models import LanguageModel
@@ -29,6 +30,12 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
     """Return the mean cross-entropy of all answers of a batch."""
     tokens, answers = batch
     return F.cross_entropy(model(tokens).flatten(0, 1), answers.flatten())
+
+
+def recall_error(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """Return half of the squared distance of a memory's answers to the last values."""
+    keys, values, last = batch
+    return squared(model(keys, values).flatten(0, 1), last.flatten())
 
 
 @torch.no_grad()

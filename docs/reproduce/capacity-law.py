@@ -9,13 +9,14 @@ import random
 from statistics import mean, median
 
 import torch
+from answers import recall_error
 from frame import Claim, Point, Points, main
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fwlab import plots
-from fwlab.data.retrieval import loss as squared
+from fwlab.data.retrieval import last_values
 from fwlab.fit import SETUP, fit
 from fwlab.models.retriever import d_dot, feature_map
 from fwlab.plots import FAST, INK, TRAINED
@@ -111,29 +112,20 @@ def draw_pairs(count: int, S: int, writes: int) -> tuple[Tensor, Tensor, Tensor]
     """
     keys = torch.rand(count, writes * S).argsort(-1) % S
     values = torch.rand(count, writes * S).argsort(-1) % S
-    step = torch.arange(writes * S).expand_as(keys)
-    last = torch.zeros(count, S, dtype=torch.long)
-    last = last.scatter_reduce(1, keys, step, "amax", include_self=False)
-    return keys, values, values.gather(1, last)
-
-
-def error(model: Memory, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    keys, values, last = batch
-    return squared(model(keys, values).flatten(0, 1), last.flatten())
+    return keys, values, last_values(keys, values, S)
 
 
 def run(point: Point) -> Point:
     torch.manual_seed(point["seed"])
     model, size = Memory(point), (point["S"], point["writes"])
-    fitted = fit(model, lambda _: draw_pairs(BATCH, *size), error, STEPS, LR)
+    fitted = fit(model, lambda _: draw_pairs(BATCH, *size), recall_error, STEPS, LR)
     with torch.no_grad():
-        loss = round(error(model, draw_pairs(TEST, *size)).item(), 5)
+        loss = round(recall_error(model, draw_pairs(TEST, *size)).item(), 5)
     law = round(predicted(point), 5)
     return {"loss": loss, "predicted": law, "curve": fitted.curve}
 
 
-def setup(point: Point) -> Point:
-    return SETUP | {"batch": BATCH, "steps": STEPS, "lr": LR}
+setup = SETUP | {"batch": BATCH, "steps": STEPS, "lr": LR}
 
 
 def claims(points: Points):

@@ -9,19 +9,22 @@ erased: $W \leftarrow W (I - \beta\, e e^\top) + \beta\, v k^\top$ with $|e| = |
 from collections.abc import Iterator
 from functools import cache
 from hashlib import sha256
-from math import inf, isfinite
+from math import inf
 from statistics import median
 from typing import Any
 
 import torch
-from frame import Claim, Point, Points, holds, main, order
+from answers import loss as cross_entropy
+from answers import recall_error
+from frame import Claim, Point, Points, holds, main, order, paired
 from matplotlib.figure import Figure
+from text import finite
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fwlab import plots
 from fwlab.data import Characters, corpus
-from fwlab.data.retrieval import loss as recall_loss
+from fwlab.data.retrieval import last_values
 from fwlab.feature_maps import DPFP, ELU1, Identity, l2_normalize, sum_normalize
 from fwlab.fit import SETUP, fit
 from fwlab.models import LanguageModel, Mixer
@@ -101,11 +104,6 @@ def run(point: Point) -> Point:
     torch.manual_seed(point["seed"])
     train = {"text": train_text, "pairs": train_pairs}[kind(point["task"])]
     return train(point, STEPS[kind(point["task"])])
-
-
-def rounded(loss: Tensor) -> float | None:
-    """Round a loss; None if it is not finite."""
-    return round(loss.item(), 5) if isfinite(loss) else None
 
 
 # --- The layer --------------------------------------------------------------
@@ -196,10 +194,7 @@ def draw_pairs(count: int, returns: float) -> tuple[Tensor, Tensor, Tensor]:
     keys = torch.cat([every, every[:, : round(returns * PAIRS)]], -1)
     keys = keys.gather(1, torch.rand(keys.shape).argsort(-1))
     values = torch.randint(PAIRS, keys.shape)
-    step = torch.arange(keys.shape[1]).expand_as(keys)
-    last = torch.zeros(count, PAIRS, dtype=torch.long)
-    last = last.scatter_reduce(1, keys, step, "amax", include_self=False)
-    return keys, values, values.gather(1, last)
+    return keys, values, last_values(keys, values, PAIRS)
 
 
 class Memory(nn.Module):
@@ -226,19 +221,17 @@ class Memory(nn.Module):
         return layer.remember(*(x[:, None] for x in (q, k, v, beta)))[:, 0, -asked:]
 
 
-def error(model: Memory, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    """Return half of the squared distance to the right value, as in `capacity`."""
-    keys, values, last = batch
-    return recall_loss(model(keys, values).flatten(0, 1), last.flatten())
-
-
 def train_pairs(point: Point, steps: int) -> Point:
     returns = RETURNS[point["task"]]
     model = Memory(point["map"], point["erased"])
-    fitted = fit(model, lambda _: draw_pairs(BATCH, returns), error, steps, point["lr"])
+    fitted = fit(
+        model, lambda _: draw_pairs(BATCH, returns), recall_error, steps, point["lr"]
+    )
     with torch.no_grad():
-        tests = (error(model.eval(), draw_pairs(TEST, returns)) for _ in range(2))
-        chosen, loss = (rounded(x) for x in tests)
+        tests = (
+            recall_error(model.eval(), draw_pairs(TEST, returns)) for _ in range(2)
+        )
+        chosen, loss = (finite(x.item(), 5) for x in tests)
     return {
         "loss": loss,
         "chosen_by": chosen,
@@ -275,11 +268,6 @@ def draw_text(text: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return windows[:, :-1], windows[:, 1:]
 
 
-def cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    inputs, targets = batch
-    return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
-
-
 def train_text(point: Point, steps: int) -> Point:
     read, symbols, text, *tests = tokens(point["task"])
     width = D_MODEL // HEADS
@@ -295,7 +283,8 @@ def train_text(point: Point, steps: int) -> Point:
         windows = [test[: len(test) // (WINDOW + 1) * (WINDOW + 1)] for test in tests]
         windows = [test.view(-1, WINDOW + 1)[:600] for test in windows]
         chosen, loss = (
-            rounded(cross_entropy(model, (w[:, :-1], w[:, 1:]))) for w in windows
+            finite(cross_entropy(model, (w[:, :-1], w[:, 1:])).item(), 5)
+            for w in windows
         )
     return {
         "loss": loss,
@@ -324,40 +313,21 @@ def returned(windows: Tensor) -> float:
 
 
 def best(points: Points) -> Points:
-    """Keep the learning rate of the lowest loss on other data than is scored.
-
-    Rates of which fewer seeds have run than of others do not count.
-    """
-    kept = Points()
-    for own in points.by("task", "map", "erased").values():
-        rates = own.by("lr").values()
-        most = max(map(len, rates))
-        kept += min((x for x in rates if len(x) == most), key=chosen_by)
-    return kept
-
-
-def chosen_by(points: Points) -> float:
-    return median(inf if x is None else x for x in points["chosen_by"])
+    """Keep the learning rate of the lowest loss on other data than is scored."""
+    return points.at_best_rate("task", "map", "erased", by="chosen_by")
 
 
 def shares(points: Points, control: str) -> list[float]:
     """Divide the gain of a control, seed by seed, by the median gain of the delta rule."""
-    losses = {
-        name: {
-            p["seed"]: inf if p["loss"] is None else p["loss"]
-            for p in points(erased=name)
-        }
-        for name in (NONE, control, OWN)
-    }
-    seeds = losses[NONE].keys() & losses[control].keys() & losses[OWN].keys()
-    gain = median(losses[NONE].values()) - median(losses[OWN].values())
-    return [(losses[NONE][s] - losses[control][s]) / gain for s in sorted(seeds)]
+    none, other, own = (points(erased=name) for name in (NONE, control, OWN))
+    gain = median(none["loss"]) - median(own["loss"])
+    return [(before - after) / gain for before, after, _ in paired(none, other, own)]
 
 
 def gains(points: Points) -> bool:
     """Tell whether the delta rule ends below adding with every seed."""
     own, none = (points(erased=name)["loss"] for name in (OWN, NONE))
-    return bool(own and none) and None not in own + none and max(own) < min(none)
+    return bool(own and none) and max(own) < min(none) < inf
 
 
 def content(points: Points) -> list[float]:
@@ -374,18 +344,12 @@ def claims(points: Points) -> Iterator[Claim]:
     And say where the delta rule gains anything.
     """
     chosen = best(points)
-    for name in [name for name in MAPS if chosen(map=name)]:
-        some = chosen(map=name)
+    for name, some in chosen.by("map").items():
         own = {task: content(some(task=task)) for task in (*RETURNS, *TEXTS)}
         if len({p["task"] for p in points}) > 2:
-            rising = {
-                task: own[task] for task in ("pairs, 0.1", "pairs, 0.3", "pairs, 1")
-            }
-            yield order(
-                f"{name}: the share of content grows with the share of keys that return",
-                [*rising.values()],
-                spec=".2f",
-            )
+            rising = [own[task] for task in ("pairs, 0.1", "pairs, 0.3", "pairs, 1")]
+            text = "the share of content grows with the share of keys that return"
+            yield order(f"{name}: {text}", rising, spec=".2f")
         for task in TEXTS if name == "ELU + 1" else ():
             yield holds(
                 f"{name}, {task}: the share of content is below a quarter",
@@ -417,7 +381,7 @@ LEAST = -1.0
 def draw(points: Points) -> Figure:
     """Draw the shares of the gain over how often keys return."""
     chosen = best(points)
-    names = [name for name in MAPS if chosen(map=name)]
+    names = [*chosen.by("map")]
     looks = {
         FADE: (INK, "v"),
         FIXED: (OTHER, "s"),

@@ -12,7 +12,7 @@ from math import log10
 import torch
 from frame import Point, Points, every, main
 from matplotlib.figure import Figure
-from synthetic import by_size, near, protocol, whole
+from synthetic import by_size, near, protocol
 
 from fwlab import plots
 from fwlab.data.retrieval import FIGURE_2, retrieval
@@ -77,7 +77,8 @@ def denominator(model: Retriever) -> float:
 
 
 def claims(points: Points):
-    points = whole(points, grid(points[0]["budget"] == QUICK))
+    if len(points) < len(grid(points[0]["budget"] == QUICK)):
+        return  # claims are about all sizes
     early = Points(p for p in points if p["S"] < STUCK)
     late = Points(p for p in points if p["S"] >= STUCK).by("variant")
     yield every(
@@ -112,12 +113,7 @@ def draw(points: Points) -> Figure:
     return figure
 
 
-points = grid
-
-
-def setup(point: Point) -> Point:
-    return SETUP
-
+points, setup = grid, SETUP
 
 if __name__ == "__main__":
     main(__file__)

@@ -132,8 +132,7 @@ def chain(model: LanguageModel, tokens: int) -> int:
 
 # --- What came out --------------------------------------------------------
 
-COLORS = dict(zip(WAYS, (INK, TRAINED, FAST), strict=True))
-MARKS = dict(zip(WAYS, "Dso", strict=True))
+LOOKS = dict(zip(WAYS, ((INK, "D"), (TRAINED, "s"), (FAST, "o")), strict=True))
 COSTS = {
     "steps": "optimiser steps",
     "chain": "chain, in thousands of layers",
@@ -145,10 +144,8 @@ def claims(points: Points) -> Iterator[Claim]:
     """Judge two claims of ours: the paper's numbers were not found."""
     scratch, *others = WAYS
     text = "shorter chain than from scratch, all stages counted (thousands of layers)"
-    # None where the loss was not reached.
-    chains = {
-        way: [p["chain"] and p["chain"] / 1000 for p in points(way=way)] for way in WAYS
-    }
+    # Infinite where the loss was not reached.
+    chains = {way: [x / 1000 for x in points(way=way)["chain"]] for way in WAYS}
     for way in others:
         yield order(f"{way}: {text}", [chains[way], chains[scratch]], spec=".1f")
 
@@ -157,19 +154,15 @@ def draw(points: Points) -> Figure:
     figure, axes = plots.panels(4.8, 3)
     for ax, (cost, label) in zip(axes, COSTS.items(), strict=True):
         unit = 1000 if cost == "chain" else 1
-        for way, color in COLORS.items():
-            own = [x / unit for x in points(way=way)[cost] if x is not None]
-            plots.rows(
-                ax, {key: own if key == way else [] for key in WAYS}, color, MARKS[way]
-            )
-        ax.set_xlim(0, 1.05 * max((x or 0) / unit for x in points[cost]) or 1)
+        for way, look in LOOKS.items():
+            own = [x / unit for x in points(way=way)[cost] if x < inf]
+            plots.rows(ax, dict.fromkeys(WAYS, ()) | {way: own}, *look)
+        ax.set_xlim(0, 1.05 * max([x for x in points[cost] if x < inf] or [1]) / unit)
         ax.set_xlabel(label)
     return figure
 
 
-def setup(point: Point) -> Point:
-    return SETUP
-
+setup = SETUP
 
 if __name__ == "__main__":
     main(__file__)

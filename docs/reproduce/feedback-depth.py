@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from frame import Claim, Numbers, Point, Points, main
 from matplotlib.figure import Figure
-from statements import SETUP, TEST, above, at_best_rate, build, learn, named
+from statements import SETUP, TEST, above, build, learn, named, tuned
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -250,15 +250,12 @@ def claims(points: Points) -> Iterator[Claim]:
         yield above(text, [right("feedback", shallow, memory), other])
     if quick:
         return
-    short = points(kind="accuracy", memory=ALL, steps=usual)
-    tuned, *others = (
-        at_best_rate(short(model=model, layers=layers), RATES[False])
-        for model, layers, _ in DEEP
-    )
+    best = tuned(points(kind="accuracy", memory=ALL, steps=usual))
+    ours, *others = (best(model=model, layers=n)["accuracy"] for model, n, _ in DEEP)
     text = f"{usual:,} steps, each at its best rate of {len(RATES[False])}: "
     text += f"{named(*DEEP[0][:2])}: above"
     for (model, layers, _), other in zip(DEEP[1:], others, strict=True):
-        yield above(f"{text} {named(model, layers)}", [tuned, other])
+        yield above(f"{text} {named(model, layers)}", [ours, other])
 
 
 def draw(points: Points) -> Figure:
@@ -311,9 +308,7 @@ def draw(points: Points) -> Figure:
     return figure
 
 
-def setup(point: Point) -> Point:
-    return SETUP
-
+setup = SETUP
 
 if __name__ == "__main__":
     main(__file__)

@@ -173,9 +173,7 @@ def draw(points: Points) -> Figure:
     return figure
 
 
-def setup(point: Point) -> Point:
-    return SETUP | {"batch": BATCH, "heads": 2, "width": 64}
-
+setup = SETUP | {"batch": BATCH, "heads": 2, "width": 64}
 
 if __name__ == "__main__":
     main(__file__)

@@ -12,7 +12,7 @@ from statistics import median
 import torch
 from frame import Claim, Numbers, Point, Points, holds, main
 from matplotlib.figure import Figure
-from statements import SETUP, TEST, above, at_best_rate, build, learn, named
+from statements import SETUP, TEST, above, build, learn, named, tuned
 
 from fwlab import plots
 from fwlab.data.programs import RULES, rule_accuracy, test_rng
@@ -118,15 +118,15 @@ def claims(points: Points) -> Iterator[Claim]:
         yield above(f"{task} above a transformer of equal size", [feedback, of_size])
         yield above(f"{task} above the best rule", [feedback, best])
     if not quick:
-        rates, three = RATES[False], points(variables=3)
-        tuned, *others = (
-            at_best_rate(three(model=model, layers=layers), rates)
-            for model, layers in (ours, equal, deeper)
-        )
-        text = f"3 variables, each at its best rate of {len(rates)}: feedback above a"
-        sizes = "of equal size", "with twice as many layers"
-        for size, other in zip(sizes, others, strict=True):
-            yield above(f"{text} transformer {size}", [tuned, other])
+        best = tuned(points(variables=3))
+        text = f"3 variables, each at its best rate of {len(RATES[False])}: "
+        text += "feedback above a transformer"
+        for size, other in (
+            ("of equal size", equal),
+            ("with twice as many layers", deeper),
+        ):
+            each = [best(model=m, layers=n)["accuracy"] for m, n in (ours, other)]
+            yield above(f"{text} {size}", each)
     solved, deep = zip(*PUBLISHED.values(), strict=True)
     text = "feedback: 3 variables above 5"
     yield known(text, right(3, *ours), right(5, *ours), *solved)
@@ -164,9 +164,7 @@ def draw(points: Points) -> Figure:
     return figure
 
 
-def setup(point: Point) -> Point:
-    return SETUP
-
+setup = SETUP
 
 if __name__ == "__main__":
     main(__file__)

@@ -1,7 +1,8 @@
 """Run a published table or figure again: points, what they say, and their figure.
 
 `docs/reproduce/NAME.py` is an experiment: it has a TITLE, a SOURCE and a COST, and functions
-`points`, `run`, `claims`, `draw` and perhaps `setup`, as `Experiment` says. The command
+`points`, `run`, `claims` and `draw`, as `Experiment` says, and perhaps `setup`, which can
+also be a dictionary that holds for all points. The command
 `python docs/reproduce/NAME.py --quick` runs it. What came out lies beside it, as NAME.json
 and NAME.quick.json.
 """
@@ -47,21 +48,24 @@ NAMES = (
 )
 #: The settings of a point and its results, as plain values.
 Point = dict[str, Any]
-#: Numbers of all seeds; None = a run that failed, which counts as an infinite loss.
-Numbers = Sequence[float | None]
+#: Numbers of all seeds; a loss is infinite if its run has failed.
+Numbers = Sequence[float]
 
 
 class Points(list[Point]):
     """A table of points: calling it selects rows, a name gives a column.
 
-    `Points(points)(rule="delta")["loss"]` are the losses of the delta rule.
+    `Points(points)(rule="delta")["loss"]` are the losses of the delta rule. A run that
+    has failed has no loss: it counts as infinite.
     """
 
     def __call__(self, **wanted: Any) -> "Points":
         return Points(p for p in self if all(p[k] == x for k, x in wanted.items()))
 
     def __getitem__(self, name: Any) -> Any:
-        return [p[name] for p in self] if isinstance(name, str) else list(self)[name]
+        if not isinstance(name, str):
+            return list(self)[name]
+        return [inf if p[name] is None else p[name] for p in self]
 
     def by(self, *columns: str) -> "dict[Any, Points]":
         """Group the points by the values of one column, or by tuples of several."""
@@ -70,6 +74,36 @@ class Points(list[Point]):
             at = tuple(p[name] for name in columns)
             groups.setdefault(at if len(at) > 1 else at[0], Points()).append(p)
         return groups
+
+    def at_best_rate(
+        self,
+        *columns: str,
+        by: str,
+        best: Callable[..., "Points"] = min,
+        rate: str = "lr",
+    ) -> "Points":
+        """Keep the learning rate with the best median, of each group.
+
+        Rates of which fewer seeds have run than of others do not count.
+
+        - `columns`: points with equal values of these are a group.
+        - `by`: the column that is compared, by `best`, which is `min` or `max`.
+        - `rate`: the column of learning rates.
+        """
+        kept = Points()
+        for own in self.by(*columns).values():
+            rates = own.by(rate).values()
+            most = max(map(len, rates))
+            complete = [some for some in rates if len(some) == most]
+            kept += best(complete, key=lambda some: median(some[by]))
+        return kept
+
+
+def paired(*sides: Points) -> list[tuple[float, ...]]:
+    """Return the losses of several sides, seed by seed, of the seeds that all have."""
+    each = [dict(zip(side["seed"], side["loss"], strict=True)) for side in sides]
+    seeds = [seed for seed in each[0] if all(seed in side for side in each)]
+    return [tuple(side[seed] for side in each) for seed in seeds]
 
 
 # --- Claims ---------------------------------------------------------------
@@ -141,22 +175,21 @@ def order(
         text = text.replace("{}", f" {sign} ".join(map(str, sides)))
         sides = [*sides.values()]
     before = {"<": lt, ">": gt}[sign]
-    numbers = [_numbers(side) for side in sides]
     yes = apart = None
-    if all(numbers):
-        right = [before(median(a), median(b)) for a, b in pairwise(numbers)]
+    if all(sides):
+        right = [before(median(a), median(b)) for a, b in pairwise(sides)]
         yes = all(right)
-        if min(map(len, numbers)) >= 3:
+        if min(map(len, sides)) >= 3:
             # Of a chain that does not hold, one pair that is reversed is enough.
             clear = [
                 max(a) < min(b) or max(b) < min(a)
-                for (a, b), good in zip(pairwise(numbers), right, strict=True)
+                for (a, b), good in zip(pairwise(sides), right, strict=True)
                 if yes or not good
             ]
             apart = all(clear) if yes else any(clear)
-    found = _against(numbers, spec)
-    seeds = min(map(len, numbers), default=0)
-    trained = trivial is None or all(median(x) < trivial for x in numbers if x)
+    found = _against(sides, spec)
+    seeds = min(map(len, sides), default=0)
+    trained = trivial is None or all(median(x) < trivial for x in sides if x)
     return Claim(text, published, found, yes, apart, protocol, seeds, trained)
 
 
@@ -174,11 +207,10 @@ def holds(
     - `numbers`: of all seeds; none = not run.
     - `apart` of the claim: it is true of all seeds, or of none.
     """
-    side = _numbers(numbers)
-    yes = true(median(side)) if side else None
-    apart = len({true(x) for x in side}) == 1 if len(side) >= 3 else None
-    found = _against([side], spec)
-    return Claim(text, published, found, yes, apart, protocol, len(side))
+    yes = true(median(numbers)) if numbers else None
+    apart = len({*map(true, numbers)}) == 1 if len(numbers) >= 3 else None
+    found = _against([numbers], spec)
+    return Claim(text, published, found, yes, apart, protocol, len(numbers))
 
 
 def every(
@@ -205,7 +237,7 @@ def every(
       and otherwise of one that fails; None where they do, but are fewer than
       three.
     """
-    run = {at: _numbers(numbers) for at, numbers in groups.items() if numbers}
+    run = {at: numbers for at, numbers in groups.items() if numbers}
     middle = {at: median(numbers) for at, numbers in run.items()}
     good = {at: true(number) for at, number in middle.items()}
     agree = {at: len({*map(true, numbers)}) == 1 for at, numbers in run.items()}
@@ -220,34 +252,22 @@ def every(
     )
     if len(shown) < len(run):
         found += f", the worst of {len(run)}"
-    yes = (True if len(run) == len(groups) else None) if all(good.values()) else False
-    # One group that fails is enough, whatever the seeds of others say.
-    decide = [at for at in run if yes is not False or not good[at]]
-    sure = [agree[at] and len(run[at]) >= 3 for at in decide]
-    if yes is False:
-        apart = (
-            True if any(sure) else None if any(agree[at] for at in decide) else False
-        )
-    else:
-        apart = (
-            False if not all(agree.values()) else True if sure and all(sure) else None
-        )
-    if yes is False:  # one group is enough, and best the one of most seeds
-        fewest = max((len(run[at]) for at in decide if agree[at]), default=3)
-    else:
-        fewest = min((len(run[at]) for at in decide), default=3)
+    yes = True if len(run) == len(groups) else None
+    seeds, clear = [len(run[at]) for at in run], all(agree.values())
+    fewest = min(seeds, default=3)
+    if not all(good.values()):
+        # One group that fails is enough, and best the one of most seeds.
+        yes, seeds = False, [len(run[at]) for at in run if agree[at] and not good[at]]
+        fewest, clear = max(seeds, default=3), bool(seeds)
+    apart = False if not clear else True if seeds and fewest >= 3 else None
     return Claim(text, published, found or "–", yes, apart, protocol, fewest)
 
 
-def _numbers(side: Numbers) -> list[float]:
-    return [inf if x is None else x for x in side]
-
-
-def _against(sides: Sequence[Sequence[float]], spec: str) -> str:
+def _against(sides: Iterable[Numbers], spec: str) -> str:
     return " against ".join(_range(side, spec) for side in sides if side) or "–"
 
 
-def _range(numbers: Sequence[float], spec: str) -> str:
+def _range(numbers: Numbers, spec: str) -> str:
     """Write the median, with the range where there are several numbers."""
     low, middle, high = (
         "failed" if isinf(x) else f"{x:{spec}}"
@@ -274,43 +294,6 @@ def verdict(claims: Iterable[Claim]) -> str:
         word = run.pop() if len(run) == 1 else "partly"
     so_far = " so far" if "not run" in words else ""
     return f"{'' if counted[0].published else 'ours: '}{word}{so_far}"
-
-
-# --- Figures --------------------------------------------------------------
-
-
-def panels(
-    points: Points,
-    column: str,
-    titles: Mapping[Any, str],
-    looks: Mapping[Any, Sequence[str]],
-    x: str,
-    y: str = "loss",
-    *,
-    lines: str = "rule",
-    law: Callable[[Any, Point], float | None] | None = None,
-    labels: tuple[str, str] = ("", ""),
-    height: float = 1.9,
-) -> Figure:
-    """Draw a panel for each value of a column, and in it a series for each look.
-
-    - `titles`: of the panels, by that value.
-    - `looks`: colour, marker and perhaps line of each value of the column `lines`.
-    - `x`, `y`, `labels`: columns, and what the axes are called.
-    - `law`: of a value of `lines` and the settings of a point, a line to draw.
-    """
-    figure, axes = plots.grid(len(titles), labels[0] or x, labels[1] or y, height)
-    for ax, (at, title) in zip(axes, titles.items(), strict=True):
-        for name, look in looks.items():
-            own = points(**{column: at, lines: name})
-            color, marker, line = (*look, "")[:3]
-            plots.series(ax, own, color, marker, line, str(name), y, x)
-            if law and own and law(name, own[0]) is not None:
-                steps = range(min(own[x]), max(own[x]) + 1)
-                ax.plot(steps, [law(name, own[0] | {x: n}) for n in steps], color=color)
-        ax.set_title(title)
-    plots.legend(figure, axes[0], columns=3)
-    return figure
 
 
 # --- Experiments ----------------------------------------------------------
@@ -348,7 +331,9 @@ def load(name: str) -> Experiment:
     script = import_module(name)
     about = script.TITLE, script.SOURCE, script.COST
     does = script.points, script.run, script.claims, script.draw
-    return Experiment(name, *about, *does, getattr(script, "setup", lambda point: {}))
+    setup = getattr(script, "setup", {})
+    same = setup if callable(setup) else lambda point: setup
+    return Experiment(name, *about, *does, same)
 
 
 def results(name: str, quick: bool, folder: Path = HERE) -> dict[str, Any] | None:
@@ -368,6 +353,16 @@ def results(name: str, quick: bool, folder: Path = HERE) -> dict[str, Any] | Non
     except (TypeError, KeyError):
         pass
     raise ValueError(f"{path} is not what {name}.py writes")
+
+
+def texts_of(points: Iterable[Point]) -> dict[str, list[str]]:
+    """Return the texts that points have read, in words, by the name of the corpus."""
+    read: dict[str, dict[str, None]] = {}
+    for p in points:
+        if corpus := p.get("corpus"):
+            text = f"{p['corpus_name']}, SHA-256 {p['corpus_sha256']}…"
+            read.setdefault(corpus, {})[text] = None
+    return {corpus: [*texts] for corpus, texts in read.items()}
 
 
 class Runs:
@@ -468,11 +463,8 @@ class Runs:
             raise ValueError(
                 f"nothing to collect: no point of {self.name} is finished in {self.out}"
             )
-        for corpus, some in (
-            points.by("corpus").items() if "corpus" in points[0] else ()
-        ):
-            texts = {p.get("corpus_sha256") for p in some}
-            if corpus and len(texts) > 1:
+        for corpus, texts in texts_of(points).items():
+            if len(texts) > 1:
                 raise ValueError(
                     f"points of {self.name} have read {len(texts)} texts as corpus "
                     f"{corpus!r}: use another folder for each text"

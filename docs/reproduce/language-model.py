@@ -11,7 +11,7 @@ from math import inf, isinf, log
 
 import text
 from frame import Claim, Point, Points, holds, main, order
-from text import LR, PROTOCOL, TRIVIAL, WINDOWS, middle
+from text import LR, PROTOCOL, WINDOWS, middle
 
 from fwlab import plots
 from fwlab.models import MIXERS, Mixer
@@ -100,7 +100,7 @@ def claims(points: Points):
     def below(low: Name, high: Name, published: str = "", protocol: str = "") -> Claim:
         sides = [usual(mixer=mixer, map=map)["loss"] for mixer, map in (low, high)]
         what = f"{label(low)}: below {label(high)}"
-        return order(what, sides, published, protocol=protocol, trivial=TRIVIAL)
+        return text.below(what, sides, published, protocol=protocol)
 
     for table, maps in TABLES.items():
         row = {SOFTMAX: 33.0}
@@ -142,11 +142,8 @@ def why(points: Points):
         ends = {mixer: some(mixer=mixer)["loss"] for mixer in USUAL}
         best = min(OTHERS, key=lambda mixer: middle(ends[mixer]))
         what = f"{name}: delta ends lowest of {', '.join(USUAL)}"
-        if all(ends.values()):
-            claim = order(what, [ends["delta"], ends[best]], trivial=TRIVIAL)
-            yield claim._replace(found=f"{claim.found} ({best})")
-        else:
-            yield order(what, [[]])
+        claim = text.below(what, [ends["delta"], ends[best]])
+        yield claim._replace(found=f"{claim.found} ({best})")
 
 
 def as_usual(points: Points) -> Points:
@@ -164,21 +161,8 @@ def comparisons(points: Points) -> dict[str, Points]:
         "windows of 64": as_usual(own),
         "windows of 256": own(block=256),
         "state carried on": own(carry=1),
-        "best of two rates": tuned(own(block=64, carry=0)),
+        "best of two rates": own(block=64, carry=0).at_best_rate("mixer", by="loss"),
     }
-
-
-def tuned(points: Points) -> Points:
-    """Keep each mixer's points with the learning rate of the lowest loss.
-
-    Those of a mixer that has not yet run with both are left out.
-    """
-    best = Points()
-    for own in points.by("mixer").values():
-        rates = own.by("lr").values()
-        if len(rates) > 1 and len({len(some) for some in rates}) == 1:
-            best += min(rates, key=lambda some: middle(some["loss"]))
-    return best
 
 
 def saved(points: Points, map: str) -> list[float]:
@@ -188,7 +172,7 @@ def saved(points: Points, map: str) -> list[float]:
     """
     loss = middle(points(mixer="sum", map=map)["loss"])
     ends = [] if isinf(loss) else points(mixer="delta", map=map)["loss"]
-    return [-inf if end is None else 100 * (1 - end / loss) for end in ends]
+    return [100 * (1 - end / loss) for end in ends]
 
 
 def label(name: Name) -> str:
@@ -255,7 +239,7 @@ def draw_why(ax, compared: Mapping[str, Points]):
         losses = {mixer: some(mixer=mixer)["loss"] for mixer in USUAL}
         plots.rows(ax, losses, color, marker, name)
         for row, own in enumerate(losses.values()):
-            beyond = [x for x in own if x is not None and x > FAR]
+            beyond = [x for x in own if FAR < x < inf]
             if beyond:
                 words = f"{min(beyond):.1f} to {max(beyond):.1f} →"
                 ax.text(FAR, row - 0.1, words, color=color, ha="right", va="bottom")
@@ -263,13 +247,7 @@ def draw_why(ax, compared: Mapping[str, Points]):
     ax.set_xlabel(text.LOSS)
 
 
-def run(point: Point) -> Point:
-    return text.train(text.new_run(point, mixer(point)))
-
-
-def setup(point: Point) -> Point:
-    return text.setup(point, mixer(point))
-
+run, setup = text.experiment(mixer)
 
 if __name__ == "__main__":
     main(__file__)

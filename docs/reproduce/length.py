@@ -5,7 +5,7 @@ Trained with windows of 64 characters, tested with windows of up to 1024.
 
 import text
 import torch
-from frame import Point, Points, holds, main, order
+from frame import Numbers, Point, Points, holds, main, order
 from torch.nn import functional as F
 
 from fwlab import plots
@@ -51,11 +51,6 @@ def mixer(point: Point) -> Mixer:
     return (MIXERS | OWN)[point["mixer"]]
 
 
-def run(point: Point) -> Point:
-    run = text.new_run(point, mixer(point))
-    return text.train(run) | by_length(run)
-
-
 @torch.no_grad()
 def by_length(run: text.Run) -> Point:
     """Measure the loss of the same characters in windows of each length.
@@ -73,16 +68,16 @@ def by_length(run: text.Run) -> Point:
     return found
 
 
-def change(point: Point, length: int = LENGTHS[-1]) -> float | None:
-    """Return by how much the loss differs from that in windows as in training."""
-    before, after = point[f"loss_{LENGTHS[0]}"], point[f"loss_{length}"]
-    return None if None in (before, after) else after - before
+def changes(points: Points, length: int = LENGTHS[-1]) -> Numbers:
+    """Return by how much losses differ from those in windows as in training."""
+    before, after = points[f"loss_{LENGTHS[0]}"], points[f"loss_{length}"]
+    return [*map(text.above, after, before)]
 
 
 def claims(points: Points):
     """Compare seed by seed: the same model reads the same characters."""
     short, *_, long = LENGTHS
-    ends = {name: [*map(change, own)] for name, own in points.by("mixer").items()}
+    ends = {name: changes(own) for name, own in points.by("mixer").items()}
     for name, end in ends.items():
         what = f"{name}: lower in windows of {long} than of {short}"
         yield holds(what, end, lambda x: x < 0, spec="+.3f")
@@ -93,14 +88,14 @@ def claims(points: Points):
 
 def draw(points: Points):
     models = points.by("mixer")
-    names = sorted(models, key=lambda name: text.middle([*map(change, models[name])]))
+    names = sorted(models, key=lambda name: text.middle(changes(models[name])))
     labels = "characters in a window", "change of loss"
     figure, axes = plots.grid(len(names), *labels, height=1.7)
     for ax, name in zip(axes, names, strict=True):
         own = [
-            {"length": length, "loss": change(p, length)}
-            for p in models[name]
+            {"length": length, "loss": loss}
             for length in LENGTHS
+            for loss in changes(models[name], length)
         ]
         others = ("softmax", "transformer", "aft", "feedback", "convolution")
         color = OTHER if name.startswith(others) else FAST
@@ -114,9 +109,7 @@ def draw(points: Points):
     return figure
 
 
-def setup(point: Point) -> Point:
-    return text.setup(point, mixer(point))
-
+run, setup = text.experiment(mixer, by_length)
 
 if __name__ == "__main__":
     main(__file__)

@@ -164,13 +164,11 @@ def draw(points: Points):
     return figure
 
 
-def setup(point: Point) -> Point:
-    return {
-        "optimiser": f"AdamW, weight decay {DECAY:g}",
-        "schedule": "falls along a cosine",
-        **{"lr": LR, "batch": BATCH, "width": WIDTH, "layers": 2, "heads": 1},
-    }
-
+setup = {
+    "optimiser": f"AdamW, weight decay {DECAY:g}",
+    "schedule": "falls along a cosine",
+    **{"lr": LR, "batch": BATCH, "width": WIDTH, "layers": 2, "heads": 1},
+}
 
 if __name__ == "__main__":
     main(__file__)

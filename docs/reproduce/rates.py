@@ -8,7 +8,7 @@ its loss is that of the other half.
 
 import text
 import torch
-from frame import Point, Points, every, main, order
+from frame import Numbers, Point, Points, every, main
 from matplotlib.figure import Figure
 
 from fwlab import plots
@@ -89,31 +89,27 @@ def mixer(point: Point) -> Mixer:
     return (MIXERS | OWN)[point["mixer"]]
 
 
-def run(point: Point) -> Point:
-    run = text.new_run(point, mixer(point))
-    return text.train(run) | dict(zip(("chosen_by", "loss"), halves(run), strict=True))
-
-
 @torch.no_grad()
-def halves(run: text.Run) -> list[float | None]:
-    """Return the mean loss of each half of the validation text."""
+def halves(run: text.Run) -> Point:
+    """Measure the loss of each half of the validation text."""
     block = run.config.block
     windows = run.val_tokens.long().unfold(0, block + 1, block)
     losses = []
     for half in windows.chunk(2):
         parts = [run.loss(x[:, :-1], x[:, 1:])[0] * len(x) for x in half.split(64)]
         losses.append(text.finite(sum(parts).item() / len(half)))
-    return losses
+    return dict(zip(("chosen_by", "loss"), losses, strict=True))
 
 
 # --- What came out ------------------------------------------------------
 
 
-def best(points: Points) -> dict[str, float]:
-    """Return the best rate of each mixer, on the half that is not scored."""
+def best(points: Points) -> dict[str, Numbers]:
+    """Return the losses of each mixer at its rate of the lowest loss on the other half."""
+    chosen = tried(points).at_best_rate("mixer", by="chosen_by")
     return {
-        mixer: min(rates, key=lambda lr: text.middle(rates[lr]["chosen_by"]))
-        for mixer, rates in by_rate(tried(points)).items()
+        mixer: points(mixer=mixer, lr=own[0]["lr"])["loss"]
+        for mixer, own in chosen.by("mixer").items()
     }
 
 
@@ -124,20 +120,15 @@ def tried(points: Points) -> Points:
     return Points(p for own in groups if {*own["lr"]} >= rates for p in own)
 
 
-def by_rate(points: Points) -> dict[str, dict[float, Points]]:
-    return {mixer: some.by("lr") for mixer, some in points.by("mixer").items()}
-
-
 def from_the_edge(own: Points) -> int:
     """Count the rates from the best one of a mixer to the nearer end; 0 = it is one."""
     rates = sorted(own.by("lr"))
-    place = rates.index(min(rates, key=lambda lr: text.middle(own(lr=lr)["chosen_by"])))
+    place = rates.index(own.at_best_rate("mixer", by="chosen_by")[0]["lr"])
     return min(place, len(rates) - 1 - place)
 
 
 def claims(points: Points):
-    rate = best(points)
-    ends = {m: points(mixer=m, lr=lr)["loss"] for m, lr in rate.items()}
+    ends = best(points)
     quick = points[0]["size"] == "small"
     yield every(
         "the best rate is neither the lowest nor the highest (places to "
@@ -151,27 +142,23 @@ def claims(points: Points):
         x="",
         worst=lambda places: -places,
     )
-    pairs = [*ORDERS, *((mixer, ALONE) for mixer in rate if mixer != ALONE)]
+    pairs = [*ORDERS, *((mixer, ALONE) for mixer in ends if mixer != ALONE)]
     for pair in pairs:
         if not quick or {*pair} <= {*FEW}:
             what = "{}, each at its best rate"
             sides = {mixer: ends.get(mixer, []) for mixer in pair}
-            yield order(what, sides, trivial=text.TRIVIAL)
+            yield text.below(what, sides)
 
 
 def draw(points: Points) -> Figure:
     """Draw which place each mixer has at each rate, and where each has its best one."""
-    table = by_rate(tried(points))
+    table = tried(points).by("mixer")
     rates = sorted({*points["lr"]} - {*HIGHER.values()})
     columns = [
-        {mixer: text.middle(own[lr]["loss"]) for mixer, own in table.items()}
+        {mixer: text.middle(own(lr=lr)["loss"]) for mixer, own in table.items()}
         for lr in rates
     ]
-    ends = {
-        mixer: text.middle(points(mixer=mixer, lr=lr)["loss"])
-        for mixer, lr in best(points).items()
-    }
-    columns.append(ends)
+    columns.append({mixer: text.middle(own) for mixer, own in best(points).items()})
     places = [sorted(column, key=column.__getitem__) for column in columns]
     figure, (ax,) = plots.panels(0.27 * len(table) + 0.7)
     for mixer in table:
@@ -190,9 +177,7 @@ def draw(points: Points) -> Figure:
     return figure
 
 
-def setup(point: Point) -> Point:
-    return text.setup(point, mixer(point))
-
+run, setup = text.experiment(mixer, halves)
 
 if __name__ == "__main__":
     main(__file__)

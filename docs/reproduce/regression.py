@@ -7,12 +7,12 @@ another $x$. A fast weight layer can hold a linear map: its memory.
 from typing import Any
 
 import torch
-from frame import Point, Points, every, main, order, panels
+from frame import Point, Points, every, main, order
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fwlab import ops
+from fwlab import ops, plots
 from fwlab.feature_maps import l2_normalize
 from fwlab.fit import SETUP, fit
 from fwlab.plots import FAST, INK, OTHER
@@ -102,9 +102,7 @@ class Layer(nn.Module):
         return self.scale * out[:, -1, 0, 0]
 
 
-def draw_pairs(
-    batch: int, n: int, d: int, noise: float, generator: torch.Generator | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def draw_pairs(batch: int, n: int, d: int, noise: float) -> tuple[Tensor, ...]:
     """Draw a linear map for each sequence, and inputs of length 1.
 
     - Returns `x` `[batch, n, d]`, `y` `[batch, n]` with noise of this variance,
@@ -112,8 +110,7 @@ def draw_pairs(
       variance 1, so that answering 0 has a loss of 1.
     """
     w, x, e = (
-        torch.randn(*shape, generator=generator)
-        for shape in ((batch, d, 1), (batch, n + 1, d), (batch, n))
+        torch.randn(*shape) for shape in ((batch, d, 1), (batch, n + 1, d), (batch, n))
     )
     x = F.normalize(x, dim=-1)
     y = (x @ w)[..., 0]
@@ -161,21 +158,19 @@ def best_steps(n: int, d: int, noise: float) -> float:
 LAWS = {"sum": best_step, "delta": best_steps}
 
 
-def law(rule: str, point: Point) -> float | None:
-    """Return the loss of the solver that a rule is."""
-    solver = LAWS.get(rule)
-    return solver and solver(point["n"], point["d"], point["noise"])
-
-
 def claims(points: Points):
     """Nobody has published these numbers; theory says what solvers reach."""
-    most = sizes(points[0]["d"])[-1]
+    d = points[0]["d"]
+    most = sizes(d)[-1]
     for noise, words in NOISES.items():
         some = points(noise=noise)
         for rule, solver in SOLVERS.items():
             off = {
-                n: [p["loss"] / law(rule, p) - 1 for p in some(rule=rule, n=n)]
-                for n in sizes(points[0]["d"])
+                n: [
+                    x / LAWS[rule](n, d, noise) - 1
+                    for x in some(rule=rule, n=n)["loss"]
+                ]
+                for n in sizes(d)
             }
             yield every(
                 f"{words}: {rule} ends within 10 % of {solver}",
@@ -195,12 +190,18 @@ def claims(points: Points):
 
 
 def draw(points: Points) -> Figure:
-    return panels(
-        *(points, "noise", NOISES, LOOKS, "n"),
-        law=law,
-        labels=("pairs", "mean squared error"),
-        height=2.6,
-    )
+    figure, axes = plots.grid(len(NOISES), "pairs", "mean squared error", 2.6)
+    for ax, (noise, words) in zip(axes, NOISES.items(), strict=True):
+        for rule, (color, marker) in LOOKS.items():
+            own = points(noise=noise, rule=rule)
+            plots.series(ax, own, color, marker, "", rule, x="n")
+            if own and rule in LAWS:
+                pairs = range(min(own["n"]), max(own["n"]) + 1)
+                losses = [LAWS[rule](n, own[0]["d"], noise) for n in pairs]
+                ax.plot(pairs, losses, color=color)
+        ax.set_title(words)
+    plots.legend(figure, axes[0], columns=3)
+    return figure
 
 
 def setup(point: Point) -> Point:

@@ -5,10 +5,9 @@ a short convolution, which also shows a layer its last few tokens.
 """
 
 from itertools import product
-from math import isinf
 
 import text
-from frame import Point, Points, holds, main, order
+from frame import Point, Points, holds, main, order, paired
 
 from fwlab import ops, plots
 from fwlab.layers import FastWeightAttention
@@ -92,15 +91,18 @@ def claims(points: Points):
         some = points(conv_size=conv_size)
         for one, other in ORDERS:
             sides = [some(layer=name)["loss"] for name in (one, other)]
-            yield order(f"{where}: {one} below {other}", sides, trivial=text.TRIVIAL)
+            yield text.below(f"{where}: {one} below {other}", sides)
         what = f"{where}: delta without removal within 0.05 of sum"
-        gaps = gap(some, "delta without removal", "sum")
-        yield holds(what, [*gaps.values()], lambda x: abs(x) < 0.05)
-    for one, other in GAPS:
-        conv, bare = (gap(points(conv_size=n), one, other) for n in (4, 0))
-        sides = [[side[seed] for seed in conv if seed in bare] for side in (conv, bare)]
+        sides = [some(layer=name) for name in ("delta without removal", "sum")]
+        gaps = [text.above(a, b) for a, b in paired(*sides)]
+        yield holds(what, gaps, lambda x: abs(x) < 0.05)
+    for pair in GAPS:
+        one, other = pair
+        ends = [points(conv_size=n, layer=name) for n in (4, 0) for name in pair]
+        both = [(text.above(a, b), text.above(c, d)) for a, b, c, d in paired(*ends)]
+        sides = [[gaps[i] for gaps in both] for i in (0, 1)]
         # Seed by seed: the two sides may overlap.
-        off = [a if isinf(a) else a - b / 2 for a, b in zip(*sides, strict=True)]
+        off = [text.above(conv, bare / 2) for conv, bare in both]
         what = f"a convolution halves the gap by which {one} ends above {other}"
         found = order(what, sides).found
         yield holds(what, off, lambda x: x < 0)._replace(found=found)
@@ -110,18 +112,7 @@ def claims(points: Points):
             for name in (*LAYERS, ATTENTION):
                 if name != bar and (conv_size or bar != NONE):
                     sides = [some(layer=each)["loss"] for each in (name, bar)]
-                    what = f"{where}: {name} below {bar}"
-                    yield order(what, sides, trivial=text.TRIVIAL)
-
-
-def gap(points: Points, one: str, other: str) -> dict[int, float]:
-    """Return by how much one layer ends above another, by seed."""
-    ends = {p["seed"]: p["loss"] for p in points(layer=other)}
-    return {
-        p["seed"]: text.above(p["loss"], ends[p["seed"]])
-        for p in points(layer=one)
-        if p["seed"] in ends
-    }
+                    yield text.below(f"{where}: {name} below {bar}", sides)
 
 
 def draw(points: Points):
@@ -136,13 +127,7 @@ def draw(points: Points):
     return figure
 
 
-def run(point: Point) -> Point:
-    return text.train(text.new_run(point, mixer(point)))
-
-
-def setup(point: Point) -> Point:
-    return text.setup(point, mixer(point))
-
+run, setup = text.experiment(mixer)
 
 if __name__ == "__main__":
     main(__file__)

@@ -4,8 +4,9 @@ A backward pass needs the fast weights of every step. Appendix F of the
 paper keeps the last ones, and undoes one update after the other.
 """
 
-from frame import Point, Points, every, main, panels
+from frame import Point, Points, every, main
 
+from fwlab import plots
 from fwlab.bench.undoing import undoing_error
 from fwlab.plots import SERIES, WRONG
 
@@ -77,21 +78,17 @@ def claims(points: Points):
 
 
 def draw(points: Points):
-    titles = {
-        (method, norm): f"{what},\n{norm.replace('l2', 'L2')} normalisation"
-        for method, what in METHODS.items()
-        for norm in NORMS
-    }
-    figure = panels(
-        Points(p | {"way": (p["method"], p["key_norm"])} for p in points),
-        *("way", titles, LOOKS, "length", "error"),
-        lines="dtype",
-        labels=("steps undone", "error"),
-    )
-    for ax in figure.axes:
+    ways = [(method, norm) for method in METHODS for norm in NORMS]
+    figure, axes = plots.grid(len(ways), "steps undone", "error")
+    for ax, (method, norm) in zip(axes, ways, strict=True):
+        for dtype, look in LOOKS.items():
+            own = points(method=method, key_norm=norm, dtype=dtype)
+            plots.series(ax, own, *look, dtype, "error", "length")
+        ax.set_title(f"{METHODS[method]},\n{norm.replace('l2', 'L2')} normalisation")
         ax.axhline(USELESS, color=WRONG, linewidth=1, linestyle=(0, (4, 2)))
         ax.set(xscale="log", yscale="log", ylim=(1e-17, 1e20))
         ax.minorticks_off()
+    plots.legend(figure, axes[0], columns=3)
     return figure
 
 

@@ -179,11 +179,10 @@ def claims(points: Points):
     trained = table(model="transformer-xl").by("memory")
     own = [trained[memory]["loss"] for memory in sorted(trained)] or [[]]
     what = "each trained for its memory: lower with the smallest than the largest"
-    yield order(what, [own[0], own[-1]], trivial=text.TRIVIAL)
+    yield text.below(what, [own[0], own[-1]])
     alone = table(model=text.ALONE)["loss"]
-    yield order("gated delta: below delta", [gated["loss"], ends], trivial=text.TRIVIAL)
-    what = f"gated delta: below {text.ALONE}"
-    yield order(what, [gated["loss"], alone], trivial=text.TRIVIAL)
+    yield text.below("gated delta: below delta", [gated["loss"], ends])
+    yield text.below(f"gated delta: below {text.ALONE}", [gated["loss"], alone])
     # From the first window to the last position.
     growth = [
         [(p["last_norm"] or inf) / p["first_norm"] for p in some if p.get("first_norm")]
@@ -200,7 +199,7 @@ def claims(points: Points):
 def published(what: str, perplexities: str, *sides: Numbers) -> Claim:
     source = f"perplexity per word {perplexities} (Table 4)"
     protocol = f"{text.PROTOCOL}, small models, minutes of training"
-    return order(what, sides, source, protocol=protocol, trivial=text.TRIVIAL)
+    return text.below(what, sides, source, protocol=protocol)
 
 
 def carried(points: Points):
@@ -210,7 +209,9 @@ def carried(points: Points):
             ("loss", "windows_loss", "loss in windows minus with carried state"),
             ("stale_loss", "own_loss", "loss with own minus with stale state"),
         ):
-            gains = [0 - text.above(p[one], p[other]) for p in some]
+            gains = [
+                0 - text.above(*x) for x in zip(some[one], some[other], strict=True)
+            ]
             what = f"delta, {steps} steps at {lr:g}: {what}: above 0"
             yield holds(what, gains, lambda gain: gain > 0)
 

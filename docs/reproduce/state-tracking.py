@@ -10,7 +10,7 @@ from functools import cache
 
 import torch
 from answers import Batch, columns, growing, loss, scaled
-from frame import Point, Points, every, holds, main, order
+from frame import Point, Points, every, holds, main, order, paired
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import CosineAnnealingLR
@@ -256,10 +256,9 @@ def claims(points: Points):
         ("topics change: erasing the old one helps", "topics", ERASE, NO_DECAY),
     ):
         # Less by a tenth, seed by seed: the sides may overlap.
-        own = points(task=task).by("forget", "seed")
-        seeds = [seed for forget, seed in own if forget == low and (high, seed) in own]
-        sides = [[own[at, seed][0]["loss"] for seed in seeds] for at in (low, high)]
-        off = [a - 0.9 * b for a, b in zip(*sides, strict=True)]
+        pairs = paired(*(points(task=task, forget=at) for at in (low, high)))
+        sides = [[pair[i] for pair in pairs] for i in (0, 1)]
+        off = [a - 0.9 * b for a, b in pairs]
         found = order(text, sides).found
         yield holds(text, off, lambda x: x < 0)._replace(found=found)
 

@@ -5,9 +5,8 @@ asked what each print prints.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from statistics import median
 
 import torch
 from frame import Point, Points, order
@@ -85,11 +84,9 @@ def learn(model: LanguageModel, point: Point, variables: int, first: int) -> Poi
     return {**right, "parameters": model.num_parameters(), "curve": fitted.curve}
 
 
-def at_best_rate(points: Points, rates: Sequence[float]) -> list[float]:
-    """Return the accuracy of every seed, at the rate with the highest median.
+def tuned(points: Points) -> Points:
+    """Keep the rate with the highest median accuracy, for each model.
 
-    The rate is chosen by the same programs that are scored, for every model.
-    Returns nothing unless all rates have run, with equally many seeds.
+    It is chosen by the same programs that are scored.
     """
-    each = [points(rate=rate)["accuracy"] for rate in rates]
-    return max(each, key=median) if len({*map(len, each)}) == 1 and each[0] else []
+    return points.at_best_rate("model", "layers", by="accuracy", best=max, rate="rate")

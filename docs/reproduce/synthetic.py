@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import torch
-from frame import Claim, Point, Points, every, order
+from frame import Claim, Numbers, Point, Points, every, order
 
 from fwlab.models import retriever
 from fwlab.models.retriever import ALL, BATCH, GAIN, ONE, SHORT_PATIENCE, SOLVED, d_dot
@@ -133,9 +133,6 @@ class Setting:
 
     # --- Claims -----------------------------------------------------------
 
-    def whole(self, points: Points) -> Points:
-        return whole(points, self.points(narrow(points)))
-
     def edges(self, points: Points):
         """Say where published losses are at most 0.001, and where they are not."""
         for s, ask, solved in product(self.series, (ALL, ONE), (True, False)):
@@ -172,10 +169,10 @@ class Setting:
         """Claim that asking all keys ends where asking one key does."""
         off, seeds = {}, []
         for some in points.by("rule", "map", "S").values():
-            p, both = some[0], [numbers(asked) for asked in some.by("ask").values()]
+            p, both = some[0], [asked["loss"] for asked in some.by("ask").values()]
             if len(both) == 2 and not 0.85 <= self.load(**p) <= 1.1:
                 label = f"{self.series_of(p).label}, S = {p['S']}"
-                off[label] = [median(both[0]) - median(both[1])] if all(both) else []
+                off[label] = [median(both[0]) - median(both[1])]
                 seeds += map(len, both)
         claim = every(
             f"{ALL} and {ONE} end within 0.02 of each other, except near the capacity",
@@ -187,26 +184,14 @@ class Setting:
         return claim._replace(seeds=min(seeds, default=0))
 
 
-def whole(points: Points, grid: Sequence[Point]) -> Points:
-    """Return a grid, with the results of those of its points that ran."""
-    return Points(
-        next((p for p in points if point.items() <= p.items()), point) for point in grid
-    )
-
-
 def narrow(points: Points) -> bool:
     """Return whether keys are narrower than the paper's."""
     return points[0]["d_key"] < 64
 
 
-def numbers(points: Points, column: str = "loss") -> list[float]:
-    """Return the numbers of the points that ran; that of a failed run is infinite."""
-    return [inf if p[column] is None else p[column] for p in points if column in p]
-
-
-def by_size(points: Points, column: str = "loss") -> dict[int, list[float]]:
+def by_size(points: Points, column: str = "loss") -> dict[int, Numbers]:
     """Return the numbers of all seeds, by the number of keys."""
-    return {S: numbers(some, column) for S, some in points.by("S").items()}
+    return {S: some[column] for S, some in points.by("S").items()}
 
 
 def protocol(points: Points) -> str:
@@ -235,7 +220,7 @@ def ordered(text: str, points: Points, series: Sequence[Series], S: int, where: 
     - `points`: of one size, asked in one way.
     - `S`, `where`: the published size, and its figure.
     """
-    losses = {s.label: numbers(s.of(points)) for s in series}
+    losses = {s.label: s.of(points)["loss"] for s in series}
     theirs = " < ".join(f"{s.published[S]:.4f}" for s in series)
     published = f"{theirs} {where}"
     return order(text, losses, published, spec=".4f", protocol=protocol(points))

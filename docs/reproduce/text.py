@@ -5,13 +5,13 @@ import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from math import inf
 from statistics import median
 from typing import Any
 
 import torch
-from frame import Numbers, Point
+from frame import Numbers, Point, order
 from torch import Tensor
 
 from fwlab import ops
@@ -58,6 +58,8 @@ TEXTS = {
 #: character follows which: the counts of pairs in the first nine tenths of Tiny
 #: Shakespeare give 2.48 in the last tenth, and this is 5 % less.
 TRIVIAL = 0.95 * 2.48
+#: Claim that losses are in this order, of models that have learned more.
+below = partial(order, trivial=TRIVIAL)
 #: How our models differ from those of Schlag et al., whose blocks normalise after each
 #: sum, whose outputs have the factor, and whose window slides in evaluation.
 PROTOCOL = "characters, pre-norm, outputs without d_head^(-1/2)"
@@ -242,16 +244,6 @@ def recorded(sha256: str) -> Point:
     return {"corpus_name": name, "corpus_sha256": digest}
 
 
-def texts_of(points: Iterable[Point]) -> dict[str, list[str]]:
-    """Return the texts that points have read, in words, by the name of the corpus."""
-    read: dict[str, dict[str, None]] = {}
-    for p in points:
-        if corpus := p.get("corpus"):
-            text = f"{p['corpus_name']}, SHA-256 {p['corpus_sha256']}…"
-            read.setdefault(corpus, {})[text] = None
-    return {corpus: [*texts] for corpus, texts in read.items()}
-
-
 class Run(Trainer):
     """The training of `fwlab train`, of any mixer.
 
@@ -324,26 +316,37 @@ def train(run: Run) -> Point:
     }
 
 
-def finite(loss: float) -> float | None:
-    """Round a loss to four decimals; None if it is not finite."""
-    return round(loss, 4) if math.isfinite(loss) else None
+def experiment(
+    mixer: Callable[[Point], Mixer], measure: Callable[[Run], Point] = lambda run: {}
+) -> tuple[Callable[[Point], Point], Callable[[Point], Point]]:
+    """Return `run` and `setup` of an experiment with models of text.
+
+    - `mixer`: of a point.
+    - `measure`: what a trained model adds to the results.
+    """
+
+    def run(point: Point) -> Point:
+        new = new_run(point, mixer(point))
+        return train(new) | measure(new)
+
+    return run, lambda point: setup(point, mixer(point))
+
+
+def finite(loss: float, digits: int = 4) -> float | None:
+    """Round a loss; None if it is not finite."""
+    return round(loss, digits) if math.isfinite(loss) else None
 
 
 def middle(losses: Numbers) -> float:
-    """Return the median over seeds; infinite if there is none, or it has failed."""
-    return median([inf if loss is None else loss for loss in losses] or [inf])
+    """Return the median over seeds; infinite if there is none."""
+    return median(losses or [inf])
 
 
 def percent_above(losses: Numbers, base: float) -> Numbers:
     """Return by how many per cent losses are above another."""
-    return [None if x is None else 100 * (x / base - 1) for x in losses]
+    return [100 * (x / base - 1) for x in losses]
 
 
-def above(loss: float | None, other: float | None) -> float:
-    """Return by how much a loss is above another.
-
-    Infinite if it has failed, minus infinite if only the other has.
-    """
-    if loss is None:
-        return inf
-    return -inf if other is None else loss - other
+def above(loss: float, other: float) -> float:
+    """Return by how much a loss is above another; infinite if it has failed."""
+    return inf if math.isinf(loss) else loss - other

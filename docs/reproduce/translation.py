@@ -212,9 +212,7 @@ def draw(points: Points):
     return figure
 
 
-def setup(point: Point) -> Point:
-    return SETUP | {"schedule": "rises for 30 % of the steps, then falls"}
-
+setup = SETUP | {"schedule": "rises for 30 % of the steps, then falls"}
 
 if __name__ == "__main__":
     main(__file__)

@@ -66,10 +66,10 @@ def retrieval(
         keys, values = torch.randint(symbols, shape, generator=generator)
     else:
         keys, values = torch.rand(shape, generator=generator).argsort(-1)[..., :length]
-    return Retrieval(keys, values, _last_values(keys, values, symbols))
+    return Retrieval(keys, values, last_values(keys, values, symbols))
 
 
-def _last_values(keys: Tensor, values: Tensor, symbols: int) -> Tensor:
+def last_values(keys: Tensor, values: Tensor, symbols: int) -> Tensor:
     """Return the most recent value of each key, -1 for a key that does not occur."""
     step = torch.arange(keys.shape[1]).expand_as(keys)
     never = torch.full((len(keys), symbols), -1)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fwlab.data.retrieval import _last_values, law, loss
+from fwlab.data.retrieval import last_values, law, loss
 from fwlab.exercises.answers import Wrong, ask, compare, normal
 from fwlab.exercises.course import pairs
 from fwlab.exercises.notation import exercise
@@ -260,7 +260,7 @@ def make_batch(keys, values, symbols):
         = values[:, t] -> = values[:, t].maximum(held[rows, keys[:, t]])
     ✓ keeps sequences of any length apart
         agrees((4, 12, 5), (7, 3, 9), (2, 60, 4))
-        == _last_values(keys, values, symbols)
+        == last_values(keys, values, symbols)
     ! There were {batch} sequences of {time} steps.
     ✗ This writes into all rows at once. Row b of the result belongs to sequence b.
         held[rows, -> held[:,
