@@ -5,16 +5,13 @@ import contextlib
 import io
 import json
 import re
-import sys
 from html import unescape
 
 import pytest
+import tex
 from built import ROOT, asks
 
 from fwlab.exercises import QUESTIONS, predict, reveal
-
-sys.path.insert(0, str(ROOT / "docs" / "hooks"))
-import tex
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
