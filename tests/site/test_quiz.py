@@ -36,14 +36,6 @@ def in_a_notebook(name, answer) -> str:
     return " ".join(out.getvalue().split())
 
 
-def test_every_question_of_a_notebook_is_asked_on_its_page(site):
-    for path in NOTEBOOKS:
-        html = (site / "notebooks" / f"{path.stem}.html").read_text("utf-8")
-        data = re.findall("data-question='(.*?)'", html)
-        assert [json.loads(each)["name"] for each in data] == asked(path), path.stem
-        assert not re.search(r"in place of the dots", html)
-
-
 def shown(text: str) -> str:
     """Return what a page makes of words that a terminal shows."""
     return unescape(re.sub("<[^>]*>", "", tex.typeset(text)))
