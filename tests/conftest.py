@@ -3,8 +3,6 @@
 import gc
 import os
 import re
-import sys
-from pathlib import Path
 
 # Before torch is there. Small problems: a second thread costs more than it
 # brings, and test processes run beside each other. Processes that the tests
@@ -14,8 +12,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import hypothesis
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs" / "tools"))
 
 torch.set_num_threads(1)
 

@@ -13,7 +13,6 @@ from fwlab.models import MIXERS
 from fwlab.ops._operation import Refused
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "docs" / "hooks"), str(ROOT / "docs" / "tools")]
 
 OPS = {name: op for name, op in ops.TABLE.items() if name != "aft_conv2d"}
 TINY = {"batch": 2, "time": 20, "width": 16, "heads": 2, "window": 4, "layers": 2}

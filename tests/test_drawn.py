@@ -1,11 +1,12 @@
 """The pages "Inside the package" and "One equation, ten rules" are true."""
 
 import re
-import sys
 from itertools import product
 from pathlib import Path
 
+import annotated
 import pytest
+import rules
 import test_house
 import torch
 
@@ -13,10 +14,6 @@ from fwlab.bench.problems import RULES as OPERATIONS
 from fwlab.layers.fast_weight_attention import RULES as LAYERS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-sys.path.insert(0, str(DOCS / "hooks"))
-
-import annotated  # noqa: E402
-import rules  # noqa: E402
 
 RULES = (DOCS / "rules.md").read_text("utf-8")
 

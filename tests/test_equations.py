@@ -8,15 +8,13 @@ import functools
 import io
 import json
 import re
-import sys
 import tokenize
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "docs" / "hooks"))
+import equations
+from literate import TAG, Source, named
 
-import equations  # noqa: E402
-from literate import TAG, Source, named  # noqa: E402
+ROOT = Path(__file__).resolve().parents[1]
 
 LIST = equations.listed()
 FILES = [

@@ -18,6 +18,7 @@ import erasing
 import formal
 import frame
 import pytest
+import reproduce as hook
 from frame import (
     NAMES,
     Claim,
@@ -38,9 +39,6 @@ from fwlab.plots import medians
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 FOLDER = DOCS / "reproduce"
-sys.path.insert(0, str(DOCS / "hooks"))
-
-import reproduce as hook  # noqa: E402
 
 # --- Claims -----------------------------------------------------------------
 

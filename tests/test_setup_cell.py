@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import sysconfig
 import venv
 import zipfile
@@ -53,7 +52,6 @@ print(book.cells[-1].outputs[0].text, end="")
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     """Build the wheel that the site offers."""
-    sys.path.append(str(ROOT / "docs" / "hooks"))
     import downloads
 
     name, content = downloads.build()

@@ -36,10 +36,6 @@ def on_files(files, config):
     return files
 
 
-def on_page_markdown(markdown, page, config, files):
-    return markdown.replace("{{ wheel }}", config.extra["wheel"])
-
-
 def build() -> tuple[str, bytes]:
     """Name and content of the wheel. Needs setuptools, and no network.
 

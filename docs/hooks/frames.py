@@ -11,6 +11,7 @@ from statistics import median
 
 import torch
 from repository import ROOT
+from rules import write
 
 from fwlab import ops
 
@@ -21,6 +22,10 @@ def _exact(rows) -> torch.Tensor:
 
 def _plain(x: torch.Tensor) -> list:
     return json.loads(json.dumps(x.tolist()), parse_float=lambda s: round(float(s), 9))
+
+
+def _lists(**tensors: torch.Tensor) -> dict[str, list]:
+    return {name: _plain(x) for name, x in tensors.items()}
 
 
 def puzzles() -> dict:
@@ -66,9 +71,7 @@ def chunks() -> dict:
             y, W = rule(cut, W)
             states.append(W)
             X = torch.eye(size).double().add(A[cut, cut]).inverse()
-            chunks.append(
-                {"U": _plain(U[cut]), "Y": _plain(y[0, :, 0]), "X": _plain(X)}
-            )
+            chunks.append(_lists(U=U[cut], Y=y[0, :, 0], X=X))
         made[size] = {"states": [_plain(W[0, 0]) for W in states], "chunks": chunks}
     loop = zip(map(_plain, held), map(_plain, reads), strict=True)
     return {"loop": [{"held": h, "y": y} for h, y in loop], "sizes": made}
@@ -121,17 +124,11 @@ RUNGS = {
 }
 
 
-def _step(W, k, v, d, erase: float) -> torch.Tensor:
-    """One step of the most general rule; each rung has a part of its gates."""
-    k, v, log_d = (x[None, None, None] for x in (k, v, d.log()))
-    gates = erase * torch.ones_like(k), torch.ones_like(v), log_d
-    naive = {"return_state": True, "implementation": "naive", "state": W[None, None]}
-    _, W = ops.gated_delta_rule_2(k, k, v, *gates, **naive)
-    return W[0, 0]
-
-
 def ladder() -> dict:
-    """By rung and token: the memory, and what the keys read."""
+    """By rung and token: the memory, and what the keys read.
+
+    Steps are those of the most general rule; each rung has a part of its gates.
+    """
     keys = _exact([*LADDER_KEYS.values()])
     runs = {}
     for name, (adds, fades, least, most) in RUNGS.items():
@@ -146,20 +143,13 @@ def ladder() -> dict:
                 k, v = _exact(k), _exact(v)
                 amount = min(max(erase, least), most)
                 found = (W * d) @ (amount * k)
-                W = _step(W, k, v, d, amount)
-                parts = {"d": d, "r": amount * k, "k": k, "v": v, "found": found}
-                taken.append(
-                    {n: _plain(x) for n, x in (parts | {"u": v - found}).items()}
-                )
-            reads = _plain(keys @ W.mT)
-            tokens.append(
-                {
-                    "before": _plain(before),
-                    "steps": taken,
-                    "W": _plain(W),
-                    "reads": reads,
-                }
-            )
+                told = {"q": k, "k": k, "v": v, "log_decay": d.log()}
+                told |= {"erase": amount * _exact(ONE), "write": _exact((1, 1))}
+                W = write("gated_delta_rule_2", told, W[None, None])[0, 0]
+                made = {"found": found, "u": v - found}
+                taken.append(_lists(d=d, r=amount * k, k=k, v=v, **made))
+            reads = keys @ W.mT
+            tokens.append(_lists(before=before, W=W, reads=reads) | {"steps": taken})
         runs[name] = {"adds": adds, "tokens": tokens}
     # The last rung does all that is wanted.
     wanted = [token["reads"] for token in runs["more steps"]["tokens"]]
@@ -184,9 +174,7 @@ def _told(operation: str, steps: list, decay: tuple, n: int) -> dict:
     k, v, one, columns = _exact(k), _exact(v), _exact(1.0), _exact(decay)
     told = {"q": k, "k": k, "v": v, "beta": one, "ask": min(erase, 1) * one}
     told |= {"erase": min(erase, 1) * torch.ones_like(k), "write": torch.ones_like(v)}
-    told["log_decay"] = columns.log() if operation in BY_COLUMN else min(decay) * one
-    if operation not in BY_COLUMN:
-        told["log_decay"] = told["log_decay"].log()
+    told["log_decay"] = columns.log()
     if operation == "gated_rule":
         told["beta"] = one / n  # the mean of all tokens
     if operation == "implicit_delta_rule":
@@ -201,33 +189,16 @@ def _told(operation: str, steps: list, decay: tuple, n: int) -> dict:
     return told
 
 
-#: Rules that fade each column on its own.
-BY_COLUMN = ("kimi_delta_rule", "gated_delta_rule_2", "rwkv7_rule")
-
-
 def ten() -> dict:
     """By rule and token: the memory, and what the keys read."""
     keys = _exact([*LADDER_KEYS.values()])
     wanted = ladder()["wanted"]
     rules = json.loads((ROOT / "docs/figures/rules.json").read_text("utf-8"))
     for each in rules:
-        operation = each["operation"]
-        rule, W, n, each["tokens"] = ops.TABLE[operation].rule, None, 0, []
-        options = {"normalize": False} if rule.normalized_loop else {}
-        names = set(rule.tensors.names)
-        if operation in ("sum_rule", "gated_rule"):
-            names.remove("log_decay")  # neither has one
+        operation, W, n, each["tokens"] = each["operation"], None, 0, []
         for (*_, steps, decay, _), right in zip(TOKENS, wanted, strict=True):
             n = 1 if min(decay) < 1 else n + 1
-            told = _told(operation, steps, decay, n)
-            # One sequence of one token, and one head, behind the steps of a token.
-            given = {name: told[name][None, None] for name in names}
-            for name, dims in rule.tensors.names.items():
-                if name in given:
-                    given[name] = given[name].unsqueeze(3 if "steps" in dims else 2)
-            _, W = ops.TABLE[operation](
-                **given, **options, state=W, return_state=True, implementation="naive"
-            )
+            W = write(operation, _told(operation, steps, decay, n), W)
             reads = _plain(keys @ W[0, 0].mT)
             near = [math.dist(*pair) < 0.5 for pair in zip(reads, right, strict=True)]
             each["tokens"].append({"W": _plain(W[0, 0]), "reads": reads, "right": near})

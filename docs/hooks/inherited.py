@@ -1,4 +1,4 @@
-"""Extensions of mkdocstrings.
+"""An extension of mkdocstrings.
 
 A method that overrides another one without a docstring of its own shows that of the
 other. An operation shows the signature that callers see, with the options that a
@@ -15,14 +15,18 @@ import griffe
 from fwlab.ops import TABLE
 
 
-class Inherited(griffe.Extension):
-    """Copies docstrings to the methods that override."""
+class Shown(griffe.Extension):
+    """Completes what griffe reads of the package."""
 
     def on_package(self, *, pkg: griffe.Module, **_: object) -> None:
         inherit(pkg)
+        for operation in TABLE.values():
+            place = operation.__module__.removeprefix(f"{pkg.name}.")
+            sign(pkg[f"{place}.{operation.__name__}"], inspect.signature(operation))
 
 
 def inherit(place: griffe.Module | griffe.Class) -> None:
+    """Copy docstrings to the methods that override."""
     for name, member in place.members.items():
         if member.is_alias:
             continue
@@ -32,15 +36,6 @@ def inherit(place: griffe.Module | griffe.Class) -> None:
             bases = [base for base in place.mro() if name in base.members]
             documented = (base.members[name].docstring for base in bases)
             member.docstring = next(filter(None, documented), None)
-
-
-class Signatures(griffe.Extension):
-    """Replaces the signatures of operations, which are not those of their bodies."""
-
-    def on_package(self, *, pkg: griffe.Module, **_: object) -> None:
-        for operation in TABLE.values():
-            place = operation.__module__.removeprefix(f"{pkg.name}.")
-            sign(pkg[f"{place}.{operation.__name__}"], inspect.signature(operation))
 
 
 def sign(function: griffe.Function, signature: inspect.Signature) -> None:

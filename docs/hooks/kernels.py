@@ -3,10 +3,9 @@
 tests/machine/test_compiled.py writes the numbers of the compiler.
 """
 
-import json
-
 from repository import ROOT
 
+from fwlab.files import read_json
 from fwlab.ops import TABLE
 from fwlab.ops.linear.kernels import NARROW
 
@@ -40,4 +39,4 @@ def places() -> dict:
 
 
 def _read(name: str) -> dict:
-    return json.loads((ROOT / "docs" / "results" / name).read_text("utf-8"))
+    return read_json(ROOT / "docs" / "results" / name)

@@ -2,7 +2,7 @@
 
 The variable REPO_URL sets it. Without it, nothing on the site links to a
 repository: these functions return None, and lines with {{ repo_url }} or
-{{ colab }} are dropped from the pages.
+{{ colab }} are dropped from the pages. {{ wheel }} is what downloads.py has built.
 """
 
 import re
@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 ROOT = Path(__file__).resolve().parents[2]
 BRANCH = "main"
-MARK = re.compile(r"\{\{ (repo_url|colab) \}\}")
+MARK = re.compile(r"\{\{ (repo_url|colab|wheel) \}\}")
 
 
 def source(repo_url: str | None, path: str) -> str | None:
@@ -42,6 +42,7 @@ def on_page_markdown(markdown, page, config, files):
     known = {
         "repo_url": (config.repo_url or "").rstrip("/"),
         "colab": colab(config.repo_url, "notebooks"),
+        "wheel": config.extra["wheel"],
     }
     lines = [
         MARK.sub(lambda match: known[match[1]], line)

@@ -14,12 +14,9 @@ from fwlab.ops import TABLE
 
 float64 = partial(torch.tensor, dtype=torch.float64)
 MARK = re.compile(r"<!-- memory: (\w+) -->")
-#: What rules take at all tokens, or at each: Rome, Lima and Oslo have a row of W each.
+#: Those of Rome, Lima and Oslo; each city has a row of W.
 KEYS = float64([[1, 0, 0], [0, 0.8, 0.6], [1, 0, 0]])
-GATES = {"q": KEYS, "k": KEYS, "v": torch.eye(3), "a": -KEYS, "b": 0.8 * KEYS}
-GATES |= {"beta": 0.8, "ask": 0.5, "erase": 1, "write": 0.8}
-DECAY, PER_CHANNEL = float64(0.7).log(), float64([0.7, 0.7, 1]).log()
-SIZES = {"time": 3, "steps": 2, "key": 3, "value": 3}
+DECAY, ONES = float64([0.7, 0.7, 1]).log(), torch.ones(3).double()
 
 
 def on_page_content(html, page, config, files):
@@ -29,15 +26,29 @@ def on_page_content(html, page, config, files):
 
 def memory(name: str) -> list[list[float]]:
     """Return the fast weights of a rule: rows are places, columns are channels."""
-    rule = TABLE[name].rule
-    given = {"normalize": False} if rule.normalized_loop else {}
-    for tensor, dims in rule.tensors.names.items():
-        if tensor == "log_decay" and name in ("sum_rule", "gated_rule"):
-            continue  # without one, as on the page
-        gates = GATES | {"log_decay": PER_CHANNEL if "key" in dims else DECAY}
-        x = torch.as_tensor(gates[tensor], dtype=torch.float64)
-        if x.dim() == 2:  # a row for each token
-            x = x.view(1, 3, *[1] * (len(dims) - 3), 3)
-        given[tensor] = x.expand([SIZES.get(dim, 1) for dim in dims])
-    _, W = TABLE[name](**given, return_state=True, implementation="naive")
+    W, gates = None, {"beta": float64(0.8), "ask": float64(0.5), "log_decay": DECAY}
+    gates |= {"erase": ONES, "write": 0.8 * ONES}
+    for k, v in zip(KEYS, ONES.diag(), strict=True):
+        W = write(name, gates | {"q": k, "k": k, "v": v, "a": -k, "b": 0.8 * k}, W)
     return W[0, 0].tolist()
+
+
+def write(name: str, told: dict[str, torch.Tensor], W: torch.Tensor | None):
+    """Return the fast weights after one token of one sequence, for one head.
+
+    - `told`: what any rule takes; a decay is that of each channel, and the smallest
+      where a rule has one for all. Both steps of a token may have the same.
+    """
+    rule, given = TABLE[name].rule, {"state": W, "return_state": True}
+    if rule.normalized_loop:
+        given["normalize"] = False
+    for tensor, dims in rule.tensors.names.items():
+        x = told[tensor]
+        if tensor == "log_decay":
+            if name in ("sum_rule", "gated_rule"):
+                continue  # without one, as on the page
+            x = x if "key" in dims else x.min()
+        if x.dim() < len(dims) - 3:
+            x = x.expand(2, *x.shape)
+        given[tensor] = x[None, None].unsqueeze(3 if "steps" in dims else 2)
+    return TABLE[name](**given, implementation="naive")[1]

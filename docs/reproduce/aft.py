@@ -521,12 +521,12 @@ def draw(points: Points) -> Figure:
         ax.set_xticks(lengths, [str(T) for T in lengths])
         ax.set(xlabel="$T$", ylabel=label)
     handles = {
-        str(line.get_label()): line
+        str(line.get_label()).removesuffix(" positions"): line
         for ax in (*others, upper)
         for line in ax.get_lines()
         if not str(line.get_label()).startswith("_")
     }
-    figure.legend(handles=list(handles.values()), loc="outside upper left", ncols=2)
+    figure.legend(handles.values(), handles, loc="outside upper left", ncols=2)
     return figure
 
 

@@ -217,7 +217,7 @@ def draw_models(ax, models: Mapping[str, Points]):
     for rule, look in looks.items():
         losses = {name: models[name](rule=rule)["loss"] for name in names}
         plots.rows(ax, losses, *look, rule)
-    ax.set_xlabel(text.LOSS)
+    ax.set_xlabel(text.LOSS, loc="right")
 
 
 def draw_savings(ax, points: Points):
@@ -244,7 +244,7 @@ def draw_why(ax, compared: Mapping[str, Points]):
                 words = f"{min(beyond):.1f} to {max(beyond):.1f} →"
                 ax.text(FAR, row - 0.1, words, color=color, ha="right", va="bottom")
     ax.set_xlim(NEAR, FAR)
-    ax.set_xlabel(text.LOSS)
+    ax.set_xlabel(text.LOSS, loc="right")
 
 
 run, setup = text.experiment(mixer)

@@ -102,49 +102,26 @@ def normalised_sum(batch: int, time: int, heads: int, width: int) -> Sides:
     return {"fwlab": both_ways(ours, *inputs), "peer": both_ways(theirs, *inputs)}
 
 
-class NanoGPT(nn.Module):
-    """GPT-2 without biases, as in nanoGPT, with a cache of `max_len` tokens."""
+def new_gpt2(max_len: int = BLOCK) -> Any:
+    """Return Hugging Face's GPT-2 at nanoGPT's size, without dropout."""
+    from transformers import GPT2Config, GPT2LMHeadModel
 
-    def __init__(self, max_len: int = BLOCK) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(VOCAB, D_MODEL)
-        self.positions = nn.Embedding(max_len, D_MODEL)
-        norm = partial(nn.LayerNorm, D_MODEL, bias=False)
-        linear = partial(nn.Linear, bias=False)
-        wide = 4 * D_MODEL
-        self.blocks = nn.ModuleList()
-        for _ in range(LAYERS):
-            attention = [norm(), linear(D_MODEL, 3 * D_MODEL), linear(D_MODEL, D_MODEL)]
-            mlp = [norm(), linear(D_MODEL, wide), linear(wide, D_MODEL)]
-            self.blocks.append(nn.ModuleList([*attention, *mlp]))
-        self.norm, self.head = norm(), linear(D_MODEL, VOCAB)
-        self.head.weight = self.tokens.weight
-        shape = (2, LAYERS, 1, HEADS, max_len, D_MODEL // HEADS)
-        self.register_buffer("cache", torch.randn(shape), persistent=False)
+    sizes = {"vocab_size": VOCAB, "n_positions": max_len, "n_embd": D_MODEL}
+    sizes |= {"n_layer": LAYERS, "n_head": HEADS}
+    without = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    without |= dict.fromkeys(("bos_token_id", "eos_token_id"))
+    return GPT2LMHeadModel(GPT2Config(**sizes, **without))
 
-    def forward(self, tokens: Tensor, past: int | None = None) -> Tensor:
-        """Return logits; `past`: read the cache of this many tokens, and one token."""
-        start, end = past or 0, (past or 0) + tokens.shape[1]
-        x = self.tokens(tokens) + self.positions.weight[start:end]
-        for layer, block in enumerate(self.blocks):
-            norm, project, out, norm_mlp, expand, contract = block
-            q, k, v = (
-                part.unflatten(-1, (HEADS, -1)).transpose(1, 2)
-                for part in project(norm(x)).chunk(3, -1)
-            )
-            if past is not None:
-                K, V = self.cache[:, layer]
-                K[:, :, start:end], V[:, :, start:end] = k, v
-                k, v = K[:, :, :end], V[:, :, :end]
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=past is None)
-            x = x + out(y.transpose(1, 2).flatten(2))
-            x = x + contract(F.gelu(expand(norm_mlp(x))))
-        return self.head(self.norm(x))
+
+def only_logits() -> nn.Module:
+    model = new_gpt2()
+    model.register_forward_hook(lambda *given: given[-1].logits)
+    return model
 
 
 def training(mixer: str, other: str) -> Sides:
     """Compare a training step with that of another model of the same size."""
-    make = NanoGPT if other == "nanoGPT" else partial(operations.new_model, other)
+    make = only_logits if other == "GPT-2" else partial(operations.new_model, other)
     return {
         "fwlab": operations.TrainingStep(partial(operations.new_model, mixer)),
         "peer": operations.TrainingStep(make),
@@ -152,15 +129,22 @@ def training(mixer: str, other: str) -> Sides:
 
 
 def generation(mixer: str, context: int) -> Sides:
-    """Compare one token of a model with nanoGPT's, whose cache is written in place."""
+    """Compare one token of a model with GPT-2's, which reads its cache."""
     sizes = (VOCAB, mixer, LAYERS, HEADS, D_MODEL)
     model = LanguageModel(*sizes, max_len=context + 1).eval()
-    peer, text = NanoGPT(context + 1), torch.randint(VOCAB, (1, context))
+    peer, text = new_gpt2(context + 1).eval(), torch.randint(VOCAB, (1, context))
     with torch.no_grad():
         _, state = model.prefill(text)
+        cache = peer(text).past_key_values
+
+    @torch.no_grad()
+    def theirs() -> None:
+        peer(text[:, :1], cache)
+        cache.crop(-1)
+
     return {
         "fwlab": torch.no_grad()(lambda: model.step(text[:, 0], state)),
-        "peer": torch.no_grad()(lambda: peer(text[:, :1], context)),
+        "peer": theirs,
     }
 
 
@@ -172,7 +156,7 @@ COMPARISONS: tuple[tuple[Callable[..., Sides], tuple[Any, ...]], ...] = (
     (aft_full, (512, 128)),
     (normalised_sum, (4, 2048, 4, 32)),
     *((training, pair) for pair in (("delta", "softmax"), ("sum", "softmax"))),
-    (training, ("softmax", "nanoGPT")),
+    (training, ("softmax", "GPT-2")),
     *((generation, (mixer, 512)) for mixer in ("sum", "delta", "gated-delta")),
 )
 

@@ -49,7 +49,7 @@ def pages(site) -> dict[str, Page]:
 
 
 @pytest.fixture(scope="session")
-def browser(request):
+def browser():
     from playwright.sync_api import sync_playwright
 
     path = chromium()
@@ -57,12 +57,7 @@ def browser(request):
         stop = pytest.fail if os.environ.get("CI") else pytest.skip
         stop("no Chromium to look at the site with: install it, or set CHROMIUM")
     with sync_playwright() as p:
-        chromium_of_tests = Browser(
-            lambda: p.chromium.launch(executable_path=path, args=OPTIONS)
-        )
-        request.config.stash[BROWSER] = chromium_of_tests
-        yield chromium_of_tests
-        chromium_of_tests.end()
+        yield Browser(lambda: p.chromium.launch(executable_path=path, args=OPTIONS))
 
 
 class Browser:
@@ -76,24 +71,9 @@ class Browser:
             self.running = self.start()
         return getattr(self.running, name)
 
-    def end(self):
-        if self.running is not None:
-            self.running.close()
-        self.running = None
 
-
-BROWSER, CRASHED = pytest.StashKey[Browser](), pytest.StashKey[bool]()
 #: What playwright says when a page, or all of the browser, is gone.
-GONE = re.compile("crashed|has been closed|Connection closed")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item, call):
-    if call.excinfo and BROWSER in item.config.stash:
-        error, module = call.excinfo.value, type(call.excinfo.value).__module__
-        if module.startswith("playwright") and GONE.search(str(error)):
-            item.stash[CRASHED] = True
-    return (yield)
+GONE = re.compile("playwright.*(crashed|has been closed|Connection closed)")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -106,8 +86,7 @@ def pytest_runtest_protocol(item, nextitem):
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     reports = runtestprotocol(item, log=False, nextitem=nextitem)
-    if item.stash.get(CRASHED, False):
-        item.config.stash[BROWSER].end()
+    if any(report.failed and GONE.search(report.longreprtext) for report in reports):
         reports = runtestprotocol(item, log=False, nextitem=nextitem)
     for report in reports:
         item.ihook.pytest_runtest_logreport(report=report)

@@ -2,18 +2,14 @@
 
 import json
 import os
-import runpy
 import subprocess
-import sys
 
 import pytest
 from built import ROOT
+from frames import DATA
 from npm import CACHE, program
 
 FIGURES, MODULES = ROOT / "docs" / "figures", CACHE / "node_modules"
-sys.path.append(str(ROOT / "docs" / "hooks"))
-#: By path: tests have another module of this name.
-DATA = runpy.run_path(str(ROOT / "docs" / "hooks" / "frames.py"))["DATA"]
 #: What a script asks of its page when it begins, where there is none.
 NO_PAGE = """
 globalThis.document = { querySelectorAll: () => [], createTreeWalker: () => ({}) };

@@ -2,15 +2,12 @@
 
 import json
 import re
-import sys
 from urllib.parse import parse_qs, urlsplit
 
+import annotated
 import pytest
 from bs4 import BeautifulSoup
 from built import ROOT, WIDTH, some
-
-sys.path.insert(0, str(ROOT / "docs" / "hooks"))
-import annotated
 from literate import Source
 
 OPS = ROOT / "fwlab" / "ops"

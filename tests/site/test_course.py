@@ -82,12 +82,6 @@ def test_a_way_leaves_out_nothing_that_it_needs():
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_a_notebook_and_the_course_tell_the_same_time(name):
-    told = re.findall(r"Time: (\d+) minutes", "\n".join(cells(name, "markdown")))
-    assert told in ([], [str(COURSE[name]["read"])])
-
-
-@pytest.mark.parametrize("name", NOTEBOOKS)
 def test_head_and_foot_of_a_notebook(site, name):
     """What to know before and where to go; `test_build.py` follows all links."""
     entry, page = COURSE[name], f"notebooks/{name}.html"

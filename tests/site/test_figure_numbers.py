@@ -14,6 +14,7 @@ from copy import deepcopy
 import pytest
 import torch
 from built import ROOT
+from export_web import WEB_MIXERS, export_web
 from moves import WORDS
 from pair import PairConfig, pair_model
 from safetensors import safe_open
@@ -21,9 +22,12 @@ from script import computed
 from torch.nn import functional as F
 
 from fwlab import ops
+from fwlab.data import Characters
 from fwlab.data.retrieval import law, loss
 from fwlab.feature_maps import DPFP, l2_normalize, sum_normalize
 from fwlab.models import LanguageModel
+from fwlab.training import Checkpoint, CheckpointError, Config
+from fwlab.training.checkpoint import new_model
 
 FIGURES = ROOT / "docs" / "figures"
 double = functools.partial(torch.tensor, dtype=torch.float64)
@@ -288,6 +292,23 @@ def test_shakespeare_reads_as_pytorch_does(fresh, rule):
     states = made.prefill(tokens)[1][1:]
     W = (states[layer] if rule == "delta" else states[layer].W)[0, head]
     close(shown["W"], W.flatten())
+
+
+@pytest.mark.parametrize("mixer", WEB_MIXERS)
+@torch.no_grad()
+def test_an_exported_model_runs_in_a_page(tmp_path, mixer):
+    """Its weights are rounded; what no page can run is refused."""
+    config = Config(mixer=mixer, layers=2, heads=2, d_model=8)
+    made, tokens = new_model(config, 4), [0, 3, 1, 1, 2]
+    run = Checkpoint(made, Characters("abcd"), config, 1, {}, [], "")
+    path = tmp_path / "model.safetensors"
+    assert export_web(path, run) == path.stat().st_size
+    ask = "(() => { const made = load(given[0]), state = made.start(); return "
+    ask += "given[1].map((token) => Array.from(made.step(token, state).logits)); })()"
+    shown = computed("live", ask, [str(path), tokens], tmp_path)
+    close(shown, made.half().float()(torch.tensor([tokens]))[0])
+    with pytest.raises(CheckpointError, match="got softmax"):
+        export_web(path, run._replace(config=Config(mixer="softmax")))
 
 
 def test_the_home_page_says_what_each_of_the_pair_can():

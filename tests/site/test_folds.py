@@ -9,7 +9,7 @@ import pytest
 from bs4 import BeautifulSoup
 from built import ROOT, until
 from playwright.sync_api import expect
-from test_quiz import NOTEBOOKS, answer, code
+from test_quiz import NOTEBOOKS, answer, asked, code
 
 from fwlab.exercises import DERIVATIONS, EXERCISES, QUESTIONS, solution
 
@@ -51,7 +51,7 @@ def buttons(tab):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_every_answer_is_folded_after_its_question(site, path):
-    """It is in the same section, and nowhere before."""
+    """All are asked; what follows is in the same section, and nowhere before."""
     html = (site / "notebooks" / f"{path.stem}.html").read_text("utf-8")
     article = BeautifulSoup(html, "lxml").find("article")
     forms = {
@@ -59,7 +59,7 @@ def test_every_answer_is_folded_after_its_question(site, path):
         for form in article.select("form.fw-quiz")
     }
     folds = {n: f for f in article("fw-fold") for n in f["data-after"].split()}
-    assert [*folds] == predicted(path)
+    assert [*forms] == asked(path) and [*folds] == predicted(path)
     for name, fold in folds.items():
         question, form = QUESTIONS[name], forms[name]
         said = "".join(f"The answer: {question.answer}. {question.because}".split())
@@ -78,9 +78,9 @@ def test_every_answer_is_folded_after_its_question(site, path):
         assert article.find(id=name).find_next(class_="fw-answer") is box
         assert "data-search-exclude" in box.attrs and not box.select("details[open]")
         *hints, answer = box.find_all("details")
-        asked = EXERCISES.get(name) or DERIVATIONS[name]
+        exercise = EXERCISES.get(name) or DERIVATIONS[name]
         texts = [hint.find("summary").next_sibling.strip() for hint in hints]
-        assert texts == [*asked.hints]
+        assert texts == [*exercise.hints]
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
             solution(name)

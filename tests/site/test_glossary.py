@@ -1,13 +1,9 @@
 """Terms of the glossary: explained where a page uses them first."""
 
 import re
-import sys
 
-from built import ROOT
-from playwright.sync_api import expect
-
-sys.path.insert(0, str(ROOT / "docs" / "hooks"))
 import glossary
+from playwright.sync_api import expect
 
 LINK = re.compile(r'<a class="fw-term" href="([^"#]*)#([\w-]+)" title="([^"]*)">')
 

@@ -3,14 +3,11 @@
 import html
 import json
 import re
-import sys
 from statistics import mean, median
 
 import pytest
-from built import ROOT
-
-sys.path.insert(0, str(ROOT / "docs" / "hooks"))
 import reproduce as hook
+from built import ROOT
 from frame import Points
 from reproduce import EXPERIMENTS
 

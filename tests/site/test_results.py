@@ -2,18 +2,15 @@
 
 import json
 import re
-import sys
 from collections import defaultdict
 from html import unescape
 from statistics import mean
 
+import plots
 import pytest
 import rates
 from built import ROOT
 from frame import Points
-
-sys.path.insert(0, str(ROOT / "docs" / "hooks"))
-import plots
 
 RESULTS = ROOT / "docs" / "results"
 PAGE, SPEED, TABLES = "results.html", "results/speed.html", "results/tables.html"
