@@ -88,7 +88,7 @@ const UNFOCUSED = () => {
 const LONG = () => {
   const skip = "pre, code, .katex, svg, .highlight, .md-clipboard, script, style";
   const found = [];
-  for (const block of document.querySelectorAll("article :is(p, li, dd, td):not(.fw-picture p, .fw-heard, .fw-still *)")) {
+  for (const block of document.querySelectorAll("article :is(p, li, dd, td):not(.fw-picture p, .fw-heard, .fw-still *, .places)")) {
     if (block.querySelector(":is(p, li, table, .katex)")) continue;
     const lines = new Map();
     const walk = document.createTreeWalker(block, NodeFilter.SHOW_TEXT);
@@ -118,7 +118,7 @@ const EDGES = () => {
   const end = left + parseFloat(style.getPropertyValue("--fw-text")) * 20;
   const text = "p, h1, h2, h3, ul, ol, div.arithmatex, .fw-quiz";
   const wide = "figure, .highlight, table, .nb-output, .nb-facts";
-  const nested = `:is(${text}, ${wide}, details, blockquote, .admonition, dd, td, .annotated, .autodoc, .doc, .cheat, .fw-gallery, .fw-essay, .fw-aside) *`;
+  const nested = `:is(${text}, ${wide}, details, blockquote, .admonition, dd, td, .annotated, .autodoc, .doc, .cheat, .fw-gallery, .fw-essay, .fw-aside, .fw-three) *`;
   const found = [];
   for (const block of article.querySelectorAll(`:is(${text}, ${wide}):not(${nested}, .fw-aside, .fw-heard, [role=status])`)) {
     const box = block.getBoundingClientRect();
