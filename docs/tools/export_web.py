@@ -18,10 +18,11 @@ from safetensors.torch import save_file
 from fwlab.data import Characters
 from fwlab.files import replacing
 from fwlab.models import LanguageModel
-from fwlab.training import Checkpoint, CheckpointError, load
+from fwlab.training import Checkpoint, CheckpointError, Config, load
 
-#: The mixers that the figure of Shakespeare can run.
+#: The mixers that the figure of Shakespeare can run, and options that it has not.
 WEB_MIXERS = ("delta", "sum")
+OPTIONS = ("conv", "out_norm", "out_gate", "beta_max", "norm", "mlp")
 
 
 def export_web(path: str | Path, checkpoint: Checkpoint) -> int:
@@ -35,6 +36,8 @@ def export_web(path: str | Path, checkpoint: Checkpoint) -> int:
             f"expected a model of characters with the mixer {' or '.join(WEB_MIXERS)} "
             f"for the live figure, got {config.mixer}"
         )
+    if given := [n for n in OPTIONS if getattr(config, n) != getattr(Config, n)]:
+        raise CheckpointError(f"the live figure has no {', '.join(given)}")
     about = {
         **{n: getattr(config, n) for n in ("mixer", "layers", "heads", "d_model")},
         "alphabet": vocabulary.alphabet,

@@ -309,6 +309,8 @@ def test_an_exported_model_runs_in_a_page(tmp_path, mixer):
     close(shown, made.half().float()(torch.tensor([tokens]))[0])
     with pytest.raises(CheckpointError, match="got softmax"):
         export_web(path, run._replace(config=Config(mixer="softmax")))
+    with pytest.raises(CheckpointError, match="has no conv"):
+        export_web(path, run._replace(config=Config(mixer=mixer, conv=4)))
 
 
 def test_the_home_page_says_what_each_of_the_pair_can():
