@@ -1,7 +1,6 @@
 """Words, documents, files of tokens, and rows that are packed with documents."""
 
 import hashlib
-import os
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from fwlab.data import (
     Splits,
     Text,
     Words,
-    corpus,
     packed,
     packed_rows,
     token_file,
@@ -265,16 +263,3 @@ def test_packed_refuses():
         ((tokens[:0], borders[:1], 4, 0), "at least 1 token"),
     ):
         refuses(lambda changes=changes: packed(*changes), said, ValueError)
-
-
-@pytest.mark.skipif("FWLAB_DATA" not in os.environ, reason="needs WikiText-2")
-@pytest.mark.parametrize(("split", "words"), [("valid", 217_646), ("test", 245_569)])
-def test_wikitext(split, words, tmp_path):
-    """The sizes that its authors give: words with ends of lines, articles."""
-    name = f"wikitext-2-{split}"
-    whole = Text.of_articles(corpus(name))
-    vocabulary = Words.of(whole.pieces())
-    tokens, borders = token_file(whole, vocabulary, tmp_path / "tokens")
-    assert len(tokens) == words
-    assert len(borders) == 61
-    assert vocabulary.encode(vocabulary.decode(tokens)).equal(tokens.long())
