@@ -38,7 +38,7 @@ serve: $(READY)
 test test-all: $(READY)
 	$(MAKE) --no-print-directory --keep-going --jobs $(JOBS) --output-sync $(GROUPS)
 
-test-all: export PYTEST_ADDOPTS := $(PYTEST_ADDOPTS) -m "" --hypothesis-profile=others
+test-all: export PYTEST_ADDOPTS := $(PYTEST_ADDOPTS) -m ""
 
 test-site: $(READY)
 	$(BIN)/python docs/tools/npm.py
