@@ -39,6 +39,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from fwlab import feature_maps, ops
+from fwlab.ops import _operation as operation
 
 LIMITS = {"float64": 1e-10, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 LARGEST = 1e4
@@ -70,6 +71,11 @@ SIMPLEST: Case = {
 #: Inputs with a dimension of time, which a mask hides.
 HIDDEN = ("q", "k", "v", "a", "b", "x", "beta", "log_decay", "erase", "write", "ask")
 TIMED = (*HIDDEN, "factors")
+#: Numbers at which gates are still exact, and have special cases; of others, 0 and 1.
+EDGES: dict[str, tuple[float, ...]] = {
+    "log_decay": (0, -1e-6, -30, -100, -1000, -math.inf),
+    **{"beta": (0, 1, 2), "a": (0,), "b": (0,)},
+}
 #: Edges of gates under which what is read by a normalised memory stays in its range:
 #: of what has faded by e^-60 it may read a mean or 0.
 READABLE = (0, 1, -1e-6, -math.inf)
@@ -144,9 +150,10 @@ class Problem:
     # Each makes the inputs and the state of some operations.
 
     def rule(self, steps: Any, B: int, H: int, K: int, V: int) -> Any:
-        c, rule = self.c, RULES[self.c["op"]]
-        sizes = {"steps": rule.steps, "heads": H, "key": K, "value": V}
-        several = (rule.steps,) * bool(rule.steps)
+        c, op = self.c, ops.TABLE[self.c["op"]]
+        names = operation.annotated(op).names
+        sizes = {"steps": 2, "heads": H, "key": K, "[key]": K, "value": V}
+        several = (2,) * ("steps" in names["k"])
         x = {"v": self.normal(*steps, *several, H, V)}
         for name, heads in (("q", (H * c["group"],)), ("k", (*several, H))):
             x[name] = self.normal(*steps, *heads, K)
@@ -155,14 +162,16 @@ class Problem:
                 x[name] = x[name].abs() + 0.05
             if c["edges"]:
                 x[name][self.uniform(*steps, *heads) < 0.2] = 0
-        for name, gate in rule.gates.items():
-            if gate.optional and c["fewer"]:
+        for name in [name for name in names if name not in "qkv"]:
+            if name in op.rule.optional and c["fewer"]:
                 continue
-            dims = gate.dims.split() + ["key"] * (gate.by_channel and c["channels"])
+            dims = [d for d in names[name][2:] if d != "[key]" or c["channels"]]
             x[name] = self.uniform(*steps, *(sizes[dim] for dim in dims))
             x[name] *= -1 if name == "log_decay" else 1
             if c["edges"]:
-                edges = [e for e in gate.edges if not c["normalize"] or e in READABLE]
+                edges = [*EDGES.get(name, (0, 1))]
+                edges += [1000] * (c["op"] == "implicit_delta_rule")
+                edges = [e for e in edges if not c["normalize"] or e in READABLE]
                 shape, edges = x[name].shape, torch.tensor(edges).double()
                 value = edges[torch.randint(len(edges), shape, generator=self.g)]
                 x[name] = torch.where(self.uniform(*shape) < 0.3, value, x[name])
@@ -644,8 +653,8 @@ ALWAYS = (
     *(f"op={op} implementation=efficient grad=none {SMALL}" for op in RULES),
     *(
         f"op={op} implementation=efficient grad=none normalize=1 {SMALL}"
-        for op, rule in RULES.items()
-        if rule.normalizes
+        for op in RULES
+        if ops.TABLE[op].rule.normalized_loop
     ),
     f"op=fwp implementation=efficient time=40 activation=tanh {SMALL}",
     f"op=aft_full implementation=efficient time=150 {PAIR}",

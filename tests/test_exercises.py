@@ -6,7 +6,6 @@ import io
 import re
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,7 +24,6 @@ from fwlab.exercises import (
 from fwlab.exercises.notation import Misconception
 from fwlab.ops.feedback import naive
 
-BIN = Path(sys.executable).parent
 #: Seconds that nothing here takes, also beside other work.
 LONG = 600.0
 
