@@ -648,7 +648,8 @@ PAIR = "heads=2 key=3 value=2 seed=1"
 EQUAL = f"dtype=float32 {PAIR} key=2"
 SMALL = "state=1 batch=2 heads=2 group=2 key=3 value=2 wide_gates=1 seed=1"
 #: Cases with a path of their own that chance may miss: a token of a stream, 1991,
-#: several tiles, scores of 0, and packed documents without states or in both directions.
+#: several tiles, rows of other lengths in a state, scores of 0, and packed documents
+#: without states or in both directions.
 ALWAYS = (
     *(f"op={op} implementation=efficient grad=none {SMALL}" for op in RULES),
     *(
@@ -658,6 +659,7 @@ ALWAYS = (
     ),
     f"op=fwp implementation=efficient time=40 activation=tanh {SMALL}",
     f"op=aft_full implementation=efficient time=150 {PAIR}",
+    f"op=feedback implementation=efficient time=9 batch=3 mask=row cuts=2 {PAIR} seed=6",
     *(
         f"op=softmax_attention implementation=efficient scale={scale} time=9 {EQUAL}"
         for scale in (0.0, -0.3, 1e-300)

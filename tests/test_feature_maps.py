@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from alike import random, refuses
+from torch.autograd import gradcheck, gradgradcheck
 
 from fwlab.feature_maps import (
     DPFP,
@@ -31,6 +32,13 @@ MAPS = {
     "l2": l2_normalize,
 }
 every_map = pytest.mark.parametrize("phi", MAPS.values(), ids=MAPS)
+
+
+@every_map
+def test_derivatives(phi):
+    """The first and the second; also of a single vector."""
+    x = random(2, 3).requires_grad_()
+    assert gradcheck(phi, x) and gradgradcheck(phi, x[0])
 
 
 @every_map
