@@ -24,9 +24,7 @@ def drawn_mask(*shape: int, share: float = 0.6, seed: int = 0) -> Tensor:
 
 def numbers(state: object) -> int:
     """Return the number of scalars in a state, of whatever parts; masks are none."""
-    if isinstance(state, Tensor):
-        return state.numel() if state.is_floating_point() else 0
-    return sum(map(numbers, state)) if isinstance(state, list | tuple) else 0
+    return sum(part.numel() for part in parts(state))
 
 
 def agree(
@@ -34,6 +32,7 @@ def agree(
 ) -> None:
     """Say whether all pairs of tensors are equal up to a relative error."""
     for one, other in zip(found, wanted, strict=True):
+        assert one.dtype == other.dtype
         assert error(one, other) < limit
 
 
@@ -68,7 +67,7 @@ def parts(state: Any) -> tuple[Tensor, ...]:
     """Return the floating-point tensors of a state."""
     if isinstance(state, Tensor):
         return (state,) if state.is_floating_point() else ()
-    if isinstance(state, tuple):
+    if isinstance(state, tuple | list):
         return tuple(x for part in state for x in parts(part))
     return ()
 

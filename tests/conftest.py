@@ -9,22 +9,10 @@ import re
 # start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import hypothesis
 import pytest
 import torch
 
 torch.set_num_threads(1)
-
-# The same examples everywhere, so that a change that is right is not refused
-# by chance; `make test-all` looks for others.
-CALM = {
-    "deadline": None,
-    "suppress_health_check": [hypothesis.HealthCheck.too_slow],
-    "database": None,
-}
-hypothesis.settings.register_profile("same", derandomize=True, **CALM)
-hypothesis.settings.register_profile("others", **CALM, print_blob=True)
-hypothesis.settings.load_profile("same")
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,6 @@ exceed 10,000 are not compared, because there the recurrence diverges.
 import argparse
 import contextlib
 import datetime
-import heapq
 import inspect
 import math
 import random
@@ -40,6 +39,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from fwlab import feature_maps, ops
+from fwlab.ops import _operation as operation
 
 LIMITS = {"float64": 1e-10, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 LARGEST = 1e4
@@ -71,6 +71,14 @@ SIMPLEST: Case = {
 #: Inputs with a dimension of time, which a mask hides.
 HIDDEN = ("q", "k", "v", "a", "b", "x", "beta", "log_decay", "erase", "write", "ask")
 TIMED = (*HIDDEN, "factors")
+#: Numbers at which gates are still exact, and have special cases; of others, 0 and 1.
+EDGES: dict[str, tuple[float, ...]] = {
+    "log_decay": (0, -1e-6, -30, -100, -1000, -math.inf),
+    **{"beta": (0, 1, 2), "a": (0,), "b": (0,)},
+}
+#: Edges of gates under which what is read by a normalised memory stays in its range:
+#: of what has faded by e^-60 it may read a mean or 0.
+READABLE = (0, 1, -1e-6, -math.inf)
 
 
 def takes(op: str) -> Any:
@@ -142,9 +150,10 @@ class Problem:
     # Each makes the inputs and the state of some operations.
 
     def rule(self, steps: Any, B: int, H: int, K: int, V: int) -> Any:
-        c, rule = self.c, RULES[self.c["op"]]
-        sizes = {"steps": rule.steps, "heads": H, "key": K, "value": V}
-        several = (rule.steps,) * bool(rule.steps)
+        c, op = self.c, ops.TABLE[self.c["op"]]
+        names = operation.annotated(op).names
+        sizes = {"steps": 2, "heads": H, "key": K, "[key]": K, "value": V}
+        several = (2,) * ("steps" in names["k"])
         x = {"v": self.normal(*steps, *several, H, V)}
         for name, heads in (("q", (H * c["group"],)), ("k", (*several, H))):
             x[name] = self.normal(*steps, *heads, K)
@@ -153,37 +162,23 @@ class Problem:
                 x[name] = x[name].abs() + 0.05
             if c["edges"]:
                 x[name][self.uniform(*steps, *heads) < 0.2] = 0
-        for name, gate in rule.gates.items():
-            if gate.optional and c["fewer"]:
+        for name in [name for name in names if name not in "qkv"]:
+            if name in op.rule.optional and c["fewer"]:
                 continue
-            dims = gate.dims.split() + ["key"] * (gate.by_channel and c["channels"])
+            dims = [d for d in names[name][2:] if d != "[key]" or c["channels"]]
             x[name] = self.uniform(*steps, *(sizes[dim] for dim in dims))
             x[name] *= -1 if name == "log_decay" else 1
             if c["edges"]:
-                # With a normaliser, what is read has to stay in its range.
-                edges = [e for e in gate.edges if e <= 1 or not c["normalize"]]
+                edges = [*EDGES.get(name, (0, 1))]
+                edges += [1000] * (c["op"] == "implicit_delta_rule")
+                edges = [e for e in edges if not c["normalize"] or e in READABLE]
                 shape, edges = x[name].shape, torch.tensor(edges).double()
                 value = edges[torch.randint(len(edges), shape, generator=self.g)]
                 x[name] = torch.where(self.uniform(*shape) < 0.3, value, x[name])
         if c["op"] == "rwkv7_rule":  # the paper removes a part of what a key holds
             x |= {"a": -x["k"], "b": x["k"] * x["b"]}
-        if c["normalize"] and "log_decay" in x:
-            self.keep_readable(**x)
         state = [self.normal(B, H, V, K), self.uniform(B, H, K) + 0.1]
         return x, [part * c["state"] for part in state[: 1 + c["normalize"]]]
-
-    def keep_readable(self, k: Tensor, log_decay: Tensor, **x: Tensor) -> None:
-        """Empty a normalised memory that fades by more than e^-60 between two writes.
-
-        Further down it may read a mean or 0.
-        """
-        written = k.abs().sum(-1) * (x["beta"] if self.c["op"] == "gated_rule" else 1)
-        faded = torch.zeros(len(k), self.c["heads"]).double()
-        for t in range(k.shape[1]):
-            real = self.mask[:, t, None]
-            total = torch.where(real, faded + log_decay[:, t], faded)
-            log_decay[:, t][real & (total < -60)] = -math.inf
-            faded = torch.where((total < -60) | (real & (written[:, t] > 0)), 0, total)
 
     def fwp(self, steps: Any, B: int, H: int, K: int, V: int) -> Any:
         x = {n: self.normal(*steps, H, K) / max(K, 1) for n in "bx"}
@@ -653,16 +648,18 @@ PAIR = "heads=2 key=3 value=2 seed=1"
 EQUAL = f"dtype=float32 {PAIR} key=2"
 SMALL = "state=1 batch=2 heads=2 group=2 key=3 value=2 wide_gates=1 seed=1"
 #: Cases with a path of their own that chance may miss: a token of a stream, 1991,
-#: several tiles, scores of 0, and packed documents without states or in both directions.
+#: several tiles, rows of other lengths in a state, scores of 0, and packed documents
+#: without states or in both directions.
 ALWAYS = (
     *(f"op={op} implementation=efficient grad=none {SMALL}" for op in RULES),
     *(
         f"op={op} implementation=efficient grad=none normalize=1 {SMALL}"
-        for op, rule in RULES.items()
-        if rule.normalizes
+        for op in RULES
+        if ops.TABLE[op].rule.normalized_loop
     ),
     f"op=fwp implementation=efficient time=40 activation=tanh {SMALL}",
     f"op=aft_full implementation=efficient time=150 {PAIR}",
+    f"op=feedback implementation=efficient time=9 batch=3 mask=row cuts=2 {PAIR} seed=6",
     *(
         f"op=softmax_attention implementation=efficient scale={scale} time=9 {EQUAL}"
         for scale in (0.0, -0.3, 1e-300)
@@ -707,16 +704,11 @@ def fixed(
             values = {(n, c[n]) for n in ("mode", "normalize", "mask", "state")}
         pool.append((c, {(*form, *value) for value in values}))
     seen: set[Any] = set()
-    gains = [(-len(pairs), i) for i, (_, pairs) in enumerate(pool)]
-    heapq.heapify(gains)
-    while len(cases) < count:
-        gain, i = heapq.heappop(gains)
-        c, pairs = pool[i]
-        if -gain > len(pairs - seen):  # as others have been taken
-            heapq.heappush(gains, (-len(pairs - seen), i))
-            continue
-        seen |= pairs
-        cases.append(c)
+    for least in (16, 8, 4, 2, 1):
+        for c, pairs in pool:
+            if len(cases) < count and len(pairs - seen) >= least:
+                seen |= pairs
+                cases.append(c)
     return sorted(cases, key=lambda c: c["compiled"])
 
 

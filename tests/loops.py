@@ -8,7 +8,7 @@ does it get the mask: which steps are real.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,67 +20,10 @@ Parts = list[Tensor]
 ACTIVATIONS: Named | Any = {"none": None, "tanh": torch.tanh, "sin": torch.sin}
 
 
-class Gate(NamedTuple):
-    """What a rule takes besides queries, keys and values.
-
-    - `dims`: its dimensions after batch and time, by the options of a case.
-    - `edges`: numbers at which a rule is still exact, and has special cases.
-    - `optional`: it may be left out.
-    - `by_channel`: it may also have the dimension of keys.
-    """
-
-    dims: str
-    edges: tuple[float, ...] = (0, 1)
-    optional: bool = False
-    by_channel: bool = False
-
-
-class Rule(NamedTuple):
-    """A fast weight rule.
-
-    - `gates`: by the names of its arguments.
-    - `steps`: how many steps a token takes, if `k` and `v` have such a dimension.
-    - `normalizes`: it can divide by z.
-    """
-
-    gates: dict[str, Gate]
-    steps: int = 0
-    normalizes: bool = False
-
-
-DECAYS = (0, -1e-6, -30, -100, -1000, -math.inf)
-DECAY, CHANNEL_DECAY = Gate("heads", DECAYS), Gate("heads key", DECAYS)
-SOME_DECAY, STRENGTH = DECAY._replace(optional=True), Gate("heads", (0, 1, 2))
-RULES = {
-    "sum_rule": Rule(
-        {"log_decay": SOME_DECAY._replace(by_channel=True)}, normalizes=True
-    ),
-    "gated_rule": Rule(
-        {"beta": Gate("heads"), "log_decay": SOME_DECAY}, normalizes=True
-    ),
-    "delta_rule": Rule({"beta": STRENGTH}, normalizes=True),
-    "gated_delta_rule": Rule({"beta": STRENGTH, "log_decay": DECAY}, normalizes=True),
-    "kimi_delta_rule": Rule({"beta": STRENGTH, "log_decay": CHANNEL_DECAY}),
-    "gated_delta_rule_2": Rule(
-        {
-            "erase": Gate("heads key"),
-            "write": Gate("heads value"),
-            "log_decay": CHANNEL_DECAY,
-        }
-    ),
-    "comba_rule": Rule({"beta": STRENGTH, "log_decay": DECAY, "ask": Gate("heads")}),
-    "implicit_delta_rule": Rule({"beta": Gate("heads", (0, 1, 2, 1000))}),
-    "delta_product": Rule(
-        {"beta": Gate("steps heads", (0, 1, 2)), "log_decay": SOME_DECAY}, steps=2
-    ),
-    "rwkv7_rule": Rule(
-        {
-            "a": Gate("heads key", (0,)),
-            "b": Gate("heads key", (0,)),
-            "log_decay": CHANNEL_DECAY,
-        }
-    ),
-}
+#: Fast weight rules.
+RULES = ("sum_rule", "gated_rule", "delta_rule", "gated_delta_rule", "kimi_delta_rule")
+RULES += ("gated_delta_rule_2", "comba_rule", "implicit_delta_rule", "delta_product")
+RULES += ("rwkv7_rule",)
 DELTA = ("delta_rule", "gated_delta_rule", "kimi_delta_rule", "comba_rule")
 DELTA += ("implicit_delta_rule",)
 AFT = ("aft_simple", "aft_full", "aft_local", "aft_conv", "aft_conv2d")

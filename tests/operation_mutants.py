@@ -3,163 +3,117 @@
     python tests/operation_mutants.py [WORD ...]
 
 With words, only the mutants whose names contain one of them. Each is an edit of one
-file, in a copy of the package: a text that occurs there exactly once, and what takes
-its place. The case that finds it is printed.
+file, in a copy of the package, of a text that occurs there exactly once. The case that
+finds it is printed.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-class Mutant(NamedTuple):
-    """A mistake by name: `before` becomes `after` in a file of `fwlab`."""
+#: A name, a file, what stands there, and the mistake in its place.
+MUTANTS = """
+gated rule keeps beta: ops/linear/gated.py
+- kept, fading = 1 - beta[..., None]
++ kept, fading = beta[..., None]
 
-    name: str
-    file: str
-    before: str
-    after: str
+distances of memories from 0: ops/feedback/naive.py
+- torch.arange(past, 0, -1
++ torch.arange(past - 1, -1, -1
 
+masked inputs are read: ops/_rules.py
+- x = {name: masked(part, mask) for name, part in x.items()}
++ pass
 
-RULES, CHUNKS = "ops/_rules.py", "ops/_chunks.py"
-EFFICIENT, TILES = "ops/efficient.py", "ops/aft/full/efficient.py"
-MUTANTS = (
-    # Specifications.
-    Mutant(
-        "gated rule keeps beta",
-        "ops/linear/gated.py",
-        "kept, fading = 1 - beta[..., None]",
-        "kept, fading = beta[..., None]",
-    ),
-    Mutant(
-        "distances of memories from 0",
-        "ops/feedback/naive.py",
-        "torch.arange(past, 0, -1",
-        "torch.arange(past - 1, -1, -1",
-    ),
-    # The frame.
-    Mutant(
-        "masked inputs are read",
-        RULES,
-        "x = {name: masked(part, mask) for name, part in x.items()}",
-        "pass",
-    ),
-    # (a masked step of the loop that is real changes nothing but for a rule with
-    # constants: the leaky rule of test_rules / the contribute page shows it)
-    Mutant(
-        "a document keeps the memory before it",
-        RULES,
-        "decay = decay.masked_fill(inner, 0)",
-        "pass",
-    ),
-    Mutant(
-        "an early key reads the document before", RULES, "if made.early:", "if False:"
-    ),
-    Mutant(
-        "all queries of a group read the first memory",
-        RULES,
-        "W = W.repeat_interleave(group, 1)",
-        "W = W[:, :1].repeat_interleave(group * W.shape[1], 1)",
-    ),
-    Mutant(
-        "the erase key is the key",
-        RULES,
-        "return Inputs(decay, made.strength, erase_key, q, k, v, made.early)",
-        "return Inputs(decay, made.strength, erase_key if normalize else None, q, k, v, made.early)",
-    ),
-    Mutant(
-        "0/0 is not 0",
-        "feature_maps.py",
-        "return _or_inf(total, _LEAST * torch.finfo(wide).tiny)",
-        "return total",
-    ),
-    # Efficient forms.
-    Mutant(
-        "what a chunk wrote does not fade until its end",
-        CHUNKS,
-        "[row * since_start for row in rows], k * until_end, kept",
-        "[row * since_start for row in rows], k, kept",
-    ),
-    Mutant(
-        "gradient of a decay without the state",
-        CHUNKS,
-        "met = (products.mT @ d_products)[:, 1:] * products[:, :-1]",
-        "met = ((products.mT @ d_products)[:, 1:] * products[:, :-1])[..., 1:]",
-    ),
-    Mutant(
-        "early keys read after the decay",
-        CHUNKS,
-        "row if early and i else row * decay",
-        "row * decay",
-    ),
-    Mutant(
-        "the state does not fade between chunks",
-        EFFICIENT,
-        "after.addcmul_(before, kept[i])",
-        "after.add_(before)",
-    ),
-    Mutant(
-        "gradient of the state is not carried",
-        EFFICIENT,
-        "torch.zeros_like(states[0]) if dW is None else dW.flatten(0, 1)",
-        "torch.zeros_like(states[0])",
-    ),
-    Mutant(
-        "U without what the state erases",
-        EFFICIENT,
-        "U = torch.baddbmm(U, terms.erase, before.mT)",
-        "pass",
-    ),
-    Mutant(
-        "normaliser of the step before",
-        EFFICIENT,
-        "total = (sums * x.q).sum(-1, keepdim=True)",
-        "total = (before * x.q).sum(-1, keepdim=True)",
-    ),
-    Mutant(
-        "steps behind a row are those before it",
-        "ops/aft/window/efficient.py",
-        "((k, v), (k.flip(1), v.flip(1)))",
-        "((k, v), (k, v))",
-    ),
-    Mutant(
-        "large keys: means of small blocks are lost",
-        TILES,
-        "to_mean.copy_(torch.where(here, means, to_mean))",
-        "pass",
-    ),
-    Mutant(
-        "memories of earlier blocks get no gradient",
-        "ops/feedback/efficient.py",
-        "sums += torch.bmm(pairs[l, ..., :old].mT, x)",
-        "pass",
-    ),
-    Mutant("a step forgets its strength", EFFICIENT, "k = row(x.strength) * k", "pass"),
-    Mutant(
-        "an activation without its derivative",
-        "ops/fwp/efficient.py",
-        "_tanh_backward(dW, W_i, grad_input=dP_i)",
-        "dP_i.copy_(dW)",
-    ),
-)
+a document keeps the memory before it: ops/_rules.py
+- decay = decay.masked_fill(inner, 0)
++ pass
+
+an early key reads the document before: ops/_rules.py
+- if made.early:
++ if False:
+
+all queries of a group read the first memory: ops/_rules.py
+- W = W.repeat_interleave(group, 1)
++ W = W[:, :1].repeat_interleave(group * W.shape[1], 1)
+
+the erase key is the key: ops/_rules.py
+- return Inputs(decay, made.strength, erase_key, q, k, v, made.early)
++ return Inputs(decay, made.strength, erase_key if normalize else None, q, k, v, made.early)
+
+0/0 is not 0: feature_maps.py
+- return _or_inf(total, _LEAST * torch.finfo(wide).tiny)
++ return total
+
+what a chunk wrote does not fade until its end: ops/_chunks.py
+- [row * since_start for row in rows], k * until_end, kept
++ [row * since_start for row in rows], k, kept
+
+gradient of a decay without the state: ops/_chunks.py
+- met = (products.mT @ d_products)[:, 1:] * products[:, :-1]
++ met = ((products.mT @ d_products)[:, 1:] * products[:, :-1])[..., 1:]
+
+early keys read after the decay: ops/_chunks.py
+- row if early and i else row * decay
++ row * decay
+
+the state does not fade between chunks: ops/efficient.py
+- after.addcmul_(before, kept[i])
++ after.add_(before)
+
+gradient of the state is not carried: ops/efficient.py
+- torch.zeros_like(states[0]) if dW is None else dW.flatten(0, 1)
++ torch.zeros_like(states[0])
+
+U without what the state erases: ops/efficient.py
+- U = torch.baddbmm(U, terms.erase, before.mT)
++ pass
+
+normaliser of the step before: ops/efficient.py
+- total = (sums * x.q).sum(-1, keepdim=True)
++ total = (before * x.q).sum(-1, keepdim=True)
+
+steps behind a row are those before it: ops/aft/window/efficient.py
+- ((k, v), (k.flip(1), v.flip(1)))
++ ((k, v), (k, v))
+
+large keys: means of small blocks are lost: ops/aft/full/efficient.py
+- to_mean.copy_(torch.where(here, means, to_mean))
++ pass
+
+memories of earlier blocks get no gradient: ops/feedback/efficient.py
+- sums += torch.bmm(pairs[l, ..., :old].mT, x)
++ pass
+
+a step forgets its strength: ops/efficient.py
+- k = row(x.strength) * k
++ pass
+
+an activation without its derivative: ops/fwp/efficient.py
+- _tanh_backward(dW, W_i, grad_input=dP_i)
++ dP_i.copy_(dW)
+"""
+Mutant = tuple[str, str, str, str]
 
 
 def found(mutant: Mutant) -> str | None:
     """Return what the fixed cases find; None = nothing."""
+    name, file, before, after = mutant
     with tempfile.TemporaryDirectory() as at:
         copy = Path(at, "fwlab")
         shutil.copytree(ROOT / "fwlab", copy)
-        path = copy / mutant.file
+        path = copy / file
         text = path.read_text()
-        if (count := text.count(mutant.before)) != 1:
-            raise SystemExit(f"{mutant.name}: its text is {count} times in {path.name}")
-        path.write_text(text.replace(mutant.before, mutant.after))
+        if (count := text.count(before)) != 1:
+            raise SystemExit(f"{name}: its text is {count} times in {file}")
+        path.write_text(text.replace(before, after))
         command = [sys.executable, str(ROOT / "tests/fuzz.py"), "--fixed", "--first"]
         environment = os.environ | {"PYTHONPATH": at}
         done = subprocess.run(
@@ -171,12 +125,12 @@ def found(mutant: Mutant) -> str | None:
 def main(words: list[str]) -> bool:
     """Print what finds each mutant; return whether one survives."""
     survivors = 0
-    for mutant in MUTANTS:
-        if words and not any(word in mutant.name for word in words):
+    for mutant in re.findall(r"(.+): (\S+)\n- (.+)\n\+ (.+)", MUTANTS):
+        if words and not any(word in mutant[0] for word in words):
             continue
         line = found(mutant)
         survivors += line is None
-        print(f"{mutant.name}\n    {line or 'SURVIVES'}", flush=True)
+        print(f"{mutant[0]}\n    {line or 'SURVIVES'}", flush=True)
     print(f"{survivors} survive")
     return bool(survivors)
 

@@ -12,12 +12,7 @@ import torch
 from torch import Tensor
 
 from fwlab import ops
-from fwlab.feature_maps import (
-    DPFP,
-    divide,
-    l2_normalize,
-    sum_normalize,
-)
+from fwlab.feature_maps import DPFP, l2_normalize, sum_normalize
 
 
 def double(numbers) -> Tensor:
@@ -163,25 +158,6 @@ def test_appendix_a(implementation):
             implementation=implementation,
         )
         same(found[0, 0], wanted)
-
-
-@pytest.mark.parametrize("op", ["gated_rule", "delta_rule"])
-@pytest.mark.parametrize("implementation", FORMS)
-def test_appendix_b(op, implementation):
-    """An unrelated key keeps all under the delta rule, 1 - beta under the gated one."""
-    keys = double([[1, 0, 0], [0, 1, 0]])
-    v1, v2, v3 = double([[1, 2, 3], [4, 5, 6], [8, 5, 2]])
-    W = torch.outer(v1, keys[0]) + torch.outer(v2, keys[1])
-    _, W = getattr(ops, op)(
-        *(x[None, None, None] for x in (keys[1], keys[1], v3)),
-        double([[[1 / 4]]]),
-        **({"normalize": False} if op == "gated_rule" else {}),
-        state=W[None, None],
-        return_state=True,
-        implementation=implementation,
-    )
-    same(W[0, 0] @ keys[0], v1 if op == "delta_rule" else 0.75 * v1)
-    same(W[0, 0] @ keys[1], [5, 5, 5])
 
 
 @both
@@ -336,17 +312,6 @@ def test_aft_image(implementation):
 
 
 # --- features ----------------------------------------------------------
-
-
-def test_divide():
-    x, total = double([3, 3, 0, -5]), double([4, 0, 0, -2])
-    x.requires_grad_(), total.requires_grad_()
-    y = divide(x, total)
-    same(y, double([3 / 4, 0, 0, 5 / 2]))
-    dx, dtotal = torch.autograd.grad(y.sum(), [x, total])
-    same(dx, double([1 / 4, 0, 0, -1 / 2]))
-    same(dtotal, double([-3 / 16, 0, 0, 5 / 4]))
-    same(divide(double([[1, 2], [3, 4]]), double([2])), double([[0.5, 1], [1.5, 2]]))
 
 
 def test_normalize():

@@ -2,7 +2,7 @@
 
 Those of transformers are tiny random models, saved by it. They compute parts in
 float32; for float64 the module's own source is run once more, with float64 in the
-place of float32. Those of flash-linear-attention are compared with a plain loop over
+place of float32. Those of flash-linear-attention are compared with plain functions of
 their tensors.
 """
 
@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from terminal import fwlab
 from torch.nn import functional as F
 
+from fwlab import ops
 from fwlab.feature_maps import Identity
 from fwlab.layers import FastWeightAttention
 from fwlab.models import LanguageModel, families, load
@@ -213,11 +214,11 @@ def fla_weights(config):
 
 
 def rms(x, weight, eps):
-    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+    return F.rms_norm(x, x.shape[-1:], weight, eps)
 
 
 def fla_logits(w, config, tokens):
-    """Their model, in plain loops."""
+    """Their model, in plain functions."""
     eps, x = config["norm_eps"], w["model.embeddings.weight"][tokens]
     for i in range(config["num_hidden_layers"]):
         layer = {
@@ -242,19 +243,14 @@ def fla_rule(w, config, x):
     q, k, v = made.values()
     q, k = (y * (y.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for y in (q, k))
     beta = (x @ w["attn.b_proj.weight"].T).sigmoid()
-    decay = torch.ones_like(beta)
+    log_decay = torch.zeros_like(beta)
     if "attn.A_log" in w:
         beta = 2 * beta if config["allow_neg_eigval"] else beta
         pace = F.softplus(x @ w["attn.a_proj.weight"].T + w["attn.dt_bias"])
-        decay = (-w["attn.A_log"].exp() * pace).exp()
-    S, read = x.new_zeros(len(x), heads, k.shape[-1], v.shape[-1]), []
-    for t in range(x.shape[1]):
-        S = S * decay[:, t, :, None, None]
-        new = v[:, t] - torch.einsum("bhkv,bhk->bhv", S, k[:, t])
-        S = S + torch.einsum("bhk,bhv->bhkv", k[:, t], beta[:, t, :, None] * new)
-        read.append(torch.einsum("bhkv,bhk->bhv", S, q[:, t]) * q.shape[-1] ** -0.5)
-    y = rms(torch.stack(read, 1), w["attn.o_norm.weight"], config["norm_eps"])
-    y = y.flatten(2)
+        log_decay = -w["attn.A_log"].exp() * pace
+    q = q * q.shape[-1] ** -0.5
+    y = ops.gated_delta_rule(q, k, v, beta, log_decay, implementation="naive")
+    y = rms(y, w["attn.o_norm.weight"], config["norm_eps"]).flatten(2)
     if "attn.g_proj.weight" in w:
         y = y * F.silu(x @ w["attn.g_proj.weight"].T)
     return y @ w["attn.o_proj.weight"].T
@@ -280,9 +276,7 @@ def fla_attention(w, config, x):
         return torch.cat([z.real, z.imag], -1).to(x.dtype)
 
     k, v = (y.repeat_interleave(heads // k.shape[1], 1) for y in (k, v))
-    scores = turned(q) @ turned(k).mT / width**0.5
-    scores = scores.masked_fill(torch.ones(time, time).triu(1).bool(), -torch.inf)
-    y = scores.softmax(-1) @ v
+    y = F.scaled_dot_product_attention(turned(q), turned(k), v, is_causal=True)
     return y.transpose(1, 2).flatten(2) @ w["attn.o_proj.weight"].T
 
 

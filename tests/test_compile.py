@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from alike import call, computed, error, parts, problem, weighted
+from alike import agree, call, computed, parts, problem, weighted
 from loops import AFT, RULES
 from torch.library import opcheck
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -36,12 +36,6 @@ def compiled(function, **options):
     torch.compiler.reset()
     options = {"fullgraph": True} | options
     return torch.compile(function, backend="aot_eager", **options)
-
-
-def agree(got, wanted, limit=1e-10):
-    for a, b in zip(got, wanted, strict=True):
-        assert a.dtype == b.dtype
-        assert error(a, b) < limit
 
 
 class Calls(TorchDispatchMode):

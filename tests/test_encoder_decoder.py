@@ -76,18 +76,6 @@ def test_long_keys_do_not_underflow():
     assert (y - exact).norm() < 1e-3 * exact.norm()
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: CrossAttention(12, 3)(torch.zeros(2, 5, 9)), r"source of shape .*\[2, 5, 9\]"),
-        (lambda: CrossAttention(12, 3).read(torch.zeros(2, 9), None), r"x of shape .*\[2, 9\]"),
-        (lambda: CrossAttention(12, 3).write(torch.zeros(2, 5, 12), torch.ones(2, 5)), "expected key_mask to be a bool"),
-    ],
-)  # fmt: skip
-def test_errors_of_the_layer(call, message):
-    refuses(call, message)
-
-
 KINDS = {
     "softmax": {"attention": "softmax"},
     "elu": {"attention": ELU1()},
@@ -118,22 +106,6 @@ def test_prefill_and_step_are_forward(model):
         logits, state = model.step(target[:, t], state)
         pieces.append(logits[:, None])
     torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-9, atol=1e-11)
-
-
-def test_what_the_decoder_sees(model):
-    """All of the source, and the target up to itself."""
-    source, target = tokens(1, 9), tokens(1, 12, vocab=12)
-    logits = model(source, target)
-    for t in range(12):
-        other = target.clone()
-        other[0, t] = (other[0, t] + 1) % 12
-        same = (model(source, other) == logits).all(-1)[0]
-        assert same[:t].all()
-        assert not same[t]
-    for s in range(9):
-        other = source.clone()
-        other[0, s] = (other[0, s] + 1) % 10
-        assert not (model(other, target) == logits).all(-1).any()
 
 
 def test_padding_changes_nothing(model):
@@ -202,6 +174,9 @@ def test_each_attention_has_a_map_of_its_own():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: CrossAttention(12, 3)(torch.zeros(2, 5, 9)), r"source of shape .*\[2, 5, 9\]"),
+        (lambda: CrossAttention(12, 3).read(torch.zeros(2, 9), None), r"x of shape .*\[2, 9\]"),
+        (lambda: CrossAttention(12, 3).write(torch.zeros(2, 5, 12), torch.ones(2, 5)), "expected key_mask to be a bool"),
         (lambda: EncoderDecoder(10, 12)(torch.tensor([[0, 10]]), tokens(1, 3)), "source from 0 to 9, got .* to 10"),
         (lambda: EncoderDecoder(10, 12)(tokens(3), tokens(2, 3)), r"source of shape .*got \[3\]"),
         (lambda: EncoderDecoder(10, 12)(tokens(2, 3), tokens(2, 3).float()), "target_in of dtype"),

@@ -1,4 +1,4 @@
-"""The code of every entry of docs/errata.md prints what the page says."""
+"""The code of every entry of docs/errata.md, and of models, prints what the page says."""
 
 import contextlib
 import io
@@ -24,9 +24,10 @@ def entries() -> dict[str, str]:
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
+MODELS = PAGE.parent.joinpath("api", "models.md").read_text("utf-8")
 PROOFS = [
     pytest.param(code, printed, id=f"{anchor}-{i}" if i else anchor)
-    for anchor, text in entries().items()
+    for anchor, text in [*entries().items(), ("models", MODELS)]
     for i, (code, printed) in enumerate(PROOF.findall(text))
 ]
 
@@ -37,7 +38,7 @@ def test_every_entry_has_an_anchor_and_a_proof():
     assert len(anchors) == len(set(anchors)) == len(re.findall("^### ", text, re.M))
     without = [name for name, part in entries().items() if not PROOF.search(part)]
     assert not without
-    assert len(PROOFS) == len(CODE.findall(text)), "code without its output"
+    assert len(PROOFS) == len(CODE.findall(text)) + 1, "code without its output"
 
 
 @pytest.mark.parametrize(("code", "printed"), PROOFS)

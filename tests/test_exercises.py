@@ -1,24 +1,18 @@
-"""What follows from the exercises themselves: solutions, misconceptions, mutants, code."""
+"""What follows from the exercises themselves: solutions, misconceptions, mutants."""
 
 import contextlib
-import functools
 import importlib.util
-import inspect
 import io
 import re
 import signal
-import subprocess
 import sys
-import textwrap
-from pathlib import Path
 
 import pytest
 import torch
 from solution_mutants import mutants
 
-import fwlab.exercises.course
 from fwlab import feature_maps, ops
-from fwlab.data.retrieval import last_values, law, loss
+from fwlab.data.retrieval import last_values
 from fwlab.exercises import (
     EXERCISES,
     answers,
@@ -27,10 +21,9 @@ from fwlab.exercises import (
     checking,
     solution,
 )
-from fwlab.exercises.notation import KINDS, Misconception
+from fwlab.exercises.notation import Misconception
 from fwlab.ops.feedback import naive
 
-BIN = Path(sys.executable).parent
 #: Seconds that nothing here takes, also beside other work.
 LONG = 600.0
 
@@ -113,18 +106,6 @@ def mean(k, v, *bias, rule=ops.aft_simple):
 #: What solutions have to agree with: the functions of fwlab, which share no code with
 #: them. Elsewhere a check has an independent truth below its ✓.
 TRUTHS = {
-    "write": lambda W, k, v: written(sums, W, k, v),
-    "read_memory": lambda W, q: sums(
-        *(x[None, None, None] for x in (q, 0 * q, W[:, 0])), state=W[None, None]
-    )[0, 0, 0],
-    "correct": lambda W, k, v: written(ops.delta_rule, W, k, v, W.new_ones(())),
-    "delta_step": functools.partial(written, ops.delta_rule),
-    "gradient_step": functools.partial(written, ops.delta_rule),
-    "gated_step": functools.partial(written, ops.gated_rule),
-    "implicit_step": functools.partial(written, ops.implicit_delta_rule),
-    "l2_write": lambda W, k, v, beta: written(
-        ops.delta_rule, W, feature_maps.l2_normalize(k), v, beta
-    ),
     "gated_delta_step": lambda W, k, v, beta, decay: written(
         ops.gated_delta_rule, W, k, v, beta, decay.log()
     ),
@@ -134,8 +115,6 @@ TRUTHS = {
     "ask_is_not_write": lambda W, d, r, k, v, s: written(
         ops.rwkv7_rule, W, k, s * v, d * r, -s * k, d.log()
     ),
-    "linear_attention": functools.partial(read, sums),
-    "normaliser": functools.partial(read, ops.sum_rule),
     "chunked_sum": lambda q, k, v, chunk: read(sums, q, k, v),
     "chunked_delta": lambda q, k, v, beta, chunk: read(ops.delta_rule, q, k, v, beta),
     "delta_layer": lambda q, k, v, x: read(ops.delta_rule, q, k, v, x.sigmoid()),
@@ -144,12 +123,7 @@ TRUTHS = {
     "mended_layer": layer,
     "dpfp": lambda x, nu: feature_maps.DPFP(nu)(x),
     "sum_normalize": feature_maps.sum_normalize,
-    "retrieval_loss": loss,
-    "capacity": law,
     "make_batch": last_values,
-    "aft_row": lambda q, k, v, w: ops.aft_full(
-        q[:, None].expand_as(k), k, v, w.expand(len(w), -1), causal=False
-    )[:, 0],
     "aft_layer": lambda q, k, v, w: ops.aft_full(q[None], k[None], v[None], w)[0],
     "conv_bias": lambda k, v, kernel: mean(
         k[:, None], v[:, None], kernel[None], rule=ops.aft_conv
@@ -333,54 +307,7 @@ def test_a_change_of_the_solution_is_refused(name):
     assert passed == same
 
 
-# --- Code in docstrings ------------------------------------------------------
-
-
-def expanded(module):
-    """Return the source of a file of the course, and then all code of its docstrings."""
-    parts = [inspect.getsource(module)]
-    for name, each in EXERCISES.items():
-        if each.reference.__module__ != module.__name__:
-            continue
-        given = ", ".join(inspect.signature(each.reference).parameters)
-        for number, tried in enumerate(each.properties):
-            where = f"{name}_{number}"
-            names = ", ".join((*KINDS, "because"))
-            parts.append(f"def {where}({names}):\n    return ({tried.code})")
-            if tried.right:
-                parts.append(f"def {where}_right({given}):\n    return ({tried.right})")
-        for number, (_, wrong) in enumerate(each.misconceptions):
-            where, code = f"{name}_wrong_{number}", wrong.source
-            if f"def {name}(" in code:  # an edited solution, or start code
-                code = f"def {where}():\n" + textwrap.indent(code, "    ")
-            else:
-                code = f"def {where}({given}):\n    return ({code})"
-            parts.append(f"# {wrong.line}\n{code}")
-    return "\n\n\n".join(parts) + "\n"
-
-
-def test_code_in_docstrings_is_linted(tmp_path):
-    """Names that do not exist, arguments that do not fit: by ruff and mypy."""
-    for name in vars(fwlab.exercises.course):
-        module = sys.modules.get(f"fwlab.exercises.course.{name}")
-        if module and Path(module.__file__).name[0].isdigit():
-            (tmp_path / f"all_{name}.py").write_text(expanded(module))
-    # What mistakes need: unused names, strict=, lambdas with names, several statements.
-    ignored = "E501,E741,F811,F841,B905,B007,E702,E731,RUF001,RUF002,RUF003,RUF059"
-    ruff = f"ruff check --isolated --select=B,E,F,RUF,SIM,UP --ignore={ignored}"
-    mypy = "mypy --check-untyped-defs --ignore-missing-imports --no-error-summary"
-    for command in (
-        f"{ruff},RUF100,UP034,I001",
-        f"{mypy} --disable-error-code=var-annotated",
-    ):
-        tool, *options = command.split()
-        run = subprocess.run(
-            [BIN / tool, *options, *sorted(tmp_path.glob("*.py"))],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-        )
-        assert run.returncode == 0, run.stdout + run.stderr
+# --- Faults in docstrings ----------------------------------------------------
 
 
 HEAD = """from fwlab.exercises import exercise

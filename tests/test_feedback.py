@@ -4,13 +4,7 @@ import copy
 
 import pytest
 import torch
-from alike import (
-    error,
-    identical,
-    problem,
-    random,
-    refuses,
-)
+from alike import error, identical, problem, random, refuses
 
 from fwlab import ops
 from fwlab.layers import Block, FeedbackTransformer, SoftmaxAttention
@@ -46,24 +40,6 @@ def test_no_longest_memory(implementation):
     assert torch.isfinite(y).all()
     assert after.k.shape[1] == 5003
     assert error(y, ops.feedback(x, w, implementation="naive", **run)) < 1e-12
-
-
-# --- causality and masks ---------------------------------------------
-
-
-def test_a_sequence_without_any_token():
-    """Its steps return 0, and later ones start from an empty state."""
-    stack = FeedbackTransformer(6, HEADS, 2).double()
-    x = sequence(10)
-    keep = torch.ones(2, 5, dtype=torch.bool)
-    keep[1] = False
-    for implementation in ("naive", "efficient"):
-        y, state = stack.prefill(x[:, :5], None, keep, implementation)
-        assert not y[1].any()
-        assert state.mask.tolist() == [[True] * 5, [False] * 5]
-        y, _ = stack.prefill(x[:, 5:], state, implementation=implementation)
-        assert error(y[1:], stack(x[1:, 5:])) < 1e-12
-        assert error(y[:1], stack(x[:1])[:, 5:]) < 1e-12
 
 
 # --- from a parallel transformer -------------------------------------

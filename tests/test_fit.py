@@ -1,4 +1,4 @@
-"""`fit`: steps, schedule, clipping, and both hooks; the loss of counted pairs."""
+"""`fit`: steps, schedule, clipping, both hooks; the loss of pairs, scores of answers."""
 
 from math import log
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fwlab.fit import fit, pair_loss
+from fwlab.fit import answer_loss, fit, pair_loss, score
 
 
 class Line(nn.Module):
@@ -86,3 +86,23 @@ def test_loss_of_pairs():
     train, valid = torch.tensor([0, 1, 0, 1, 0]), torch.tensor([0, 1, 1])
     found = pair_loss(train.to(torch.uint8), valid.to(torch.uint8), 2)
     assert found == pytest.approx(-(log(3 / 4) + log(1 / 4)) / 2)
+
+
+def test_scores_count_answers_alone():
+    """Of 300 sequences, which are more than are scored at once."""
+    torch.manual_seed(0)
+    tokens, labels = torch.randint(5, (300, 4)), torch.randint(-2, 5, (300, 4))
+    logits = torch.randn(5, 5)  # by token
+    right, losses = [], []
+    for token, label in zip(tokens.flatten(), labels.flatten(), strict=True):
+        if label >= 0:
+            right.append(logits[token].argmax().item() == label.item())
+            losses.append(-logits[token].log_softmax(-1)[label].item())
+    mean = sum(losses) / len(losses)
+    found = score(logits.__getitem__, (tokens, labels))
+    assert found.accuracy == round(100 * sum(right) / len(right), 2)
+    assert found.loss == pytest.approx(mean, abs=1e-4)
+    loss = answer_loss(logits.__getitem__, (tokens, labels))
+    assert loss.item() == pytest.approx(mean, abs=1e-5)
+    with pytest.raises(ValueError, match="label that is not negative"):
+        score(logits.__getitem__, (tokens, torch.full_like(labels, -1)))

@@ -59,19 +59,11 @@ def test_a_mixer_of_a_readers_own():
     assert not torch.isclose(before[:, 4:], after[:, 4:]).all()
 
 
-def test_prefill_and_step_are_forward(model):
-    text = tokens(2, 30)
-    whole = model(text)
-    logits, state = model.prefill(text[:, :12])
-    pieces = [logits]
-    logits, state = model.prefill(text[:, 12:20], state)
-    pieces.append(logits)
-    with torch.no_grad():  # a step of its own
-        for t in range(20, 30):
-            logits, state = model.step(text[:, t], state)
-            pieces.append(logits[:, None])
-            assert numbers(state) == 2 * model.state_size(t + 1)
-    torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-10, atol=1e-12)
+def test_state_has_the_size_it_says(model):
+    """Pieces of a sequence are compared in test_adapters.py."""
+    for time in (1, 30):
+        _, state = model.prefill(tokens(2, time))
+        assert numbers(state) == 2 * model.state_size(time)
 
 
 @every_mixer
@@ -210,14 +202,11 @@ def test_weights_that_are_not_tied():
         ({"mixer": "delat"}, "'softmax', .*'sum'.*'delat'"),
         ({"mixer": HYBRID, "layers": 6}, "divides layers=6, got 4"),
         ({"mixer": []}, "divides layers=4, got 0"),
-        ({"mixer": ["delta", "delat"]}, "mixer to be one of 'softmax', .*'delat'"),
         ({"mixer": "delta*x,softmax"}, r"number of layers after each \*.*'delta\*x'"),
-        ({"mixer": "delta*0,softmax"}, r"number of layers after each \*"),
         ({"mixer": "delta,"}, "mixer to be one of .*''"),
         ({"mixer": ["delta", "feedback"]}, "whole stack to be the only one"),
         ({"mixer": "feedback", "norm": "rms"}, "whole stack, .*'norm': 'rms'"),
         ({"mixer": "softmax", "fast_weights": {"conv_size": 4}}, "no fast_weights"),
-        ({"mixer": "fwp", "fast_weights": {"conv_size": 4}}, "no fast_weights"),
         ({"mixer": "delta", "softmax": {"rope": 1}}, "no softmax"),
         (
             {"mixer": "delta", "fast_weights": {"conv": 4}},

@@ -2,17 +2,10 @@
 
 from functools import partial
 
+import fuzz
 import pytest
 import torch
-from alike import (
-    agree,
-    call,
-    error,
-    parts,
-    problem,
-    rebuild,
-    weighted,
-)
+from alike import agree, call, error, parts, problem, rebuild, weighted
 from loops import AFT, RULES
 from torch import nn
 
@@ -26,7 +19,6 @@ every_form = pytest.mark.parametrize(
 )
 both = pytest.mark.parametrize("implementation", ["naive", "efficient"])
 STREAMS = (*RULES, "fwp", *AFT[:-1], "feedback")
-streams = pytest.mark.parametrize("op", STREAMS)
 WIDE = {
     "fwp": "heads=4 key=32 value=32 activation=tanh",
     "feedback": "heads=4 key=32 value=512",
@@ -36,7 +28,7 @@ WIDE = {
 }
 
 
-@streams
+@pytest.mark.parametrize("op", [*STREAMS, "softmax_attention"])
 @every_form
 def test_a_row_of_a_state_is_changed_in_place(op, implementation):
     """As where sequences end: `state[done] = 0`, while all has a graph."""
@@ -78,7 +70,7 @@ def test_states_own_their_memory(op, implementation, time):
             assert part.untyped_storage().nbytes() == part.nbytes
 
 
-@streams
+@pytest.mark.parametrize("op", STREAMS)
 def test_what_is_kept_for_backward(op):
     """Grow with time only as inputs and outputs do; naive keeps several times more."""
 
@@ -96,7 +88,8 @@ def test_what_is_kept_for_backward(op):
     assert efficient[2] - efficient[1] <= 2.1 * (efficient[1] - efficient[0])
     assert efficient[2] < 2.1 * efficient[1]
     # With more inputs, both keep more of them.
-    ratio = 2 if op == "aft_simple" or len(RULES.get(op, ((),))[0]) > 2 else 4
+    many = ("aft_simple", "gated_delta_rule_2", "comba_rule", "rwkv7_rule")
+    ratio = 2 if op in many else 4
     # Naive keeps at least four times as much for four times the steps:
     # counted there, it would fill a small machine.
     assert 4 * kept(256, "naive") > ratio * efficient[2]
@@ -122,21 +115,11 @@ def test_implementations():
         ops.implementations(["delta_rule"])
 
 
-@both
-def test_a_row_of_a_cache_is_changed_in_place(implementation):
-    """It shares no memory with the arguments, or with what backward needs."""
-    q, k, v = torch.randn(3, 2, 5, 3, 4, requires_grad=True).unbind()
-    mask, run = torch.ones(2, 5).bool(), {"implementation": implementation}
-    y, cache = ops.softmax_attention(q, k, v, key_mask=mask, return_state=True, **run)
-    for part in cache:
-        part[0] = 0
-    assert mask.all() and k[0].any() and v[0].any()
-    wanted = ops.softmax_attention(q, k, v, **run)
-    assert ops.softmax_attention(q.bfloat16(), k, v, **run).dtype == torch.float32
-    for a, b in zip(
-        *(torch.autograd.grad(weighted(x), [q, k, v]) for x in (y, wanted)), strict=True
-    ):
-        torch.testing.assert_close(a, b)
+def test_the_mask_of_a_cache_is_its_own():
+    q, mask = torch.randn(1, 2, 1, 3), torch.ones(1, 2, dtype=torch.bool)
+    options = {"key_mask": mask, "return_state": True}
+    ops.softmax_attention(q, q, q, **options)[1].mask[0] = False
+    assert mask.all()
 
 
 # --- rules ------------------------------------------------------------
@@ -182,7 +165,7 @@ def test_divergence_is_never_hidden(seed):
 
 #: Gates that have limits.
 LIMITED = [
-    *(op for op, rule in RULES.items() if "log_decay" in rule.gates),
+    *(op for op in RULES if "log_decay" in fuzz.takes(op)),
     "implicit_delta_rule",
 ]
 

@@ -1,10 +1,6 @@
 """Sequences of unequal length in one batch, padded or packed: each as if it were alone."""
 
-import contextlib
-import io
-import re
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -161,16 +157,6 @@ def test_lengths_are_those_of_real_tokens(mixer):
     said = "state of 2 sequences, got 5"
     refuses(lambda: model.prefill(torch.zeros(2, 3).long(), state), said)
     refuses(lambda: model.step(torch.zeros(2).long(), state), said)
-
-
-def test_the_example_of_the_page():
-    page = Path(__file__).resolve().parents[1] / "docs" / "api" / "models.md"
-    section = page.read_text("utf-8").split("## Batches of unequal prompts\n")[1]
-    code, printed = re.findall(r"```\w+\n(.*?)```", section, re.DOTALL)[:2]
-    out = io.StringIO()
-    with torch.random.fork_rng(devices=[]), contextlib.redirect_stdout(out):
-        exec(compile(code, str(page), "exec"), {})
-    assert out.getvalue() == printed
 
 
 # --- packed: documents in one row --------------------------------------

@@ -12,7 +12,7 @@ import torch
 
 from fwlab.exercises import from_editor
 from fwlab.exercises.course.contest import _streams, best, contest
-from fwlab.exercises.course.project import FIELDS, by_luck, fairness
+from fwlab.exercises.course.project import FIELDS, fairness
 from fwlab.ops.delta.delta import delta_step
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "project"
@@ -113,10 +113,6 @@ def test_samples_say_what_was_measured():
         # Each is given by the rubric's words for this number of points.
         for (_, *words), mark, (_, why) in zip(RUBRIC, points, marks, strict=True):
             assert f"*{words[mark]}*" in why
-
-
-def test_three_of_three_is_one_of_twenty():
-    assert by_luck(torch.tensor([1.0, 2, 3]), torch.tensor([4.0, 5, 6])) == 1 / 20
 
 
 # --- Rules of the site's editor ---------------------------------------------

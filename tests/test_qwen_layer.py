@@ -1,4 +1,4 @@
-"""The layer of notebook 11 is that of transformers, and its stored runs are complete."""
+"""The layer of notebook 11 is that of transformers, and its small Qwen a checkpoint."""
 
 import sys
 
@@ -8,20 +8,9 @@ import torch
 import fwlab.models
 from fwlab.exercises.course.to_qwen import (
     as_published,
-    measured,
-    modern_layer,
     new_qwen,
     published,
-    ran,
 )
-from fwlab.ops.linear.sum import read
-
-
-@pytest.mark.parametrize("case", ["plain", "grouped"])
-def test_the_solution_returns_what_transformers_returned(case):
-    arguments, theirs = published(case)
-    off = (modern_layer(**arguments) - theirs).norm() / theirs.norm()
-    assert off < 1e-5  # the module computes in float32
 
 
 @pytest.mark.slow
@@ -35,22 +24,6 @@ def test_transformers_returns_it_again():
         again = torch.tensor(case["outputs"], dtype=torch.float64)
         assert arguments["x"].shape == again.shape
         assert (again - stored).norm() / stored.norm() < 1e-5
-
-
-@pytest.mark.parametrize("name", ["recall", "shakespeare", "hybrid"])
-def test_every_row_has_the_same_seeds(name):
-    seeds = [sorted(run["seed"] for run in runs) for runs in measured(name).values()]
-    assert seeds == seeds[:1] * len(seeds) and len(seeds) >= 3
-    assert seeds[0][:3] == [1, 2, 3]
-
-
-def test_the_tracer_names_what_of_fwlab_runs():
-    arguments, _ = published("plain")
-    names = ran(lambda: modern_layer(**arguments))
-    assert "fwlab.exercises.course.delta_rule.delta_step" in names
-    assert not [name for name in names if not name.startswith("fwlab.exercises.course")]
-    assert "fwlab.ops.linear.sum.read" in ran(read, torch.ones(2, 2), torch.ones(2))
-    assert ran(torch.ones, 3) == []
 
 
 def test_a_small_qwen_is_a_checkpoint(monkeypatch):

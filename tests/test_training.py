@@ -28,14 +28,7 @@ from fwlab import cli
 from fwlab.data import CorpusError
 from fwlab.models import MIXERS
 from fwlab.plots import learning_curves
-from fwlab.training import (
-    CheckpointError,
-    Config,
-    Trainer,
-    batches,
-    checkpoint,
-    load,
-)
+from fwlab.training import CheckpointError, Config, Trainer, batches, checkpoint, load
 from fwlab.training.checkpoint import new_model
 from fwlab.training.presets import PRESETS
 from fwlab.training.run_folder import locked, metrics

@@ -192,12 +192,3 @@ def test_two_threads():
     for results in by_thread.values():
         same(results, wanted)
     assert len(by_thread) == 2
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a second GPU")
-def test_on_a_second_gpu():
-    """While the first one is the current one."""
-    wanted = run(make(64)[0])
-    y = run(make(64, device="cuda:1")[0])
-    assert y.device == torch.device("cuda:1")
-    same([y.to("cuda:0")], [wanted])

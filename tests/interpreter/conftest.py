@@ -1,8 +1,9 @@
 """GPU kernels in Triton's interpreter, in a process of their own.
 
 Triton reads TRITON_INTERPRET when a kernel is defined, so a fixture would
-come too late. In another process nothing of this folder is imported; one skip,
-whatever was asked for, says how to run it.
+come too late. In another process nothing of this folder is collected:
+
+    TRITON_INTERPRET=1 python -m pytest -m "" tests/interpreter
 """
 
 import os
@@ -31,29 +32,5 @@ def small(monkeypatch):
         monkeypatch.setattr(module, name, size)
 
 
-class Elsewhere(pytest.Item):
-    """A test that cannot run in this process."""
-
-    def runtest(self):
-        here = ".venv/bin/python -m pytest -m '' tests/interpreter"
-        pytest.skip(f"kernels are interpreted by TRITON_INTERPRET=1 {here}")
-
-
-class File(pytest.File):
-    """Its tests by the names alone that were asked for."""
-
-    def collect(self):
-        asked = {x.partition("::")[2] for x in self.config.args if "::" in x}
-        names = sorted(asked | {"tests"})
-        return [Elsewhere.from_parent(self, name=name) for name in names]
-
-
 if os.environ.get("TRITON_INTERPRET") != "1":
-
-    def pytest_pycollect_makemodule(module_path, parent):
-        return File.from_parent(parent, path=module_path)
-
-    def pytest_collection_modifyitems(items):
-        elsewhere = [item for item in items if isinstance(item, Elsewhere)]
-        for item in elsewhere[1:]:
-            items.remove(item)
+    collect_ignore_glob = ["test_*.py"]
