@@ -73,7 +73,7 @@ def parts(state: Any) -> tuple[Tensor, ...]:
 
 
 def error(found: Tensor, wanted: Tensor) -> float:
-    """Norm of the difference over the norm of the expected tensor.
+    """Return the norm of the difference over that of the expected tensor.
 
     Infinities, such as the log of an empty sum, must be at the same
     positions, and do not count.

@@ -317,7 +317,7 @@ class Problem:
         return [*self.outputs(outputs), *((f"d {n}", all_of[n]) for n in leaves)]
 
     def called(self, x: Named, state: Parts) -> Parts:
-        """y, and the floating-point parts of the state after it."""
+        """Return y and the floating-point parts of the state after it."""
         c, name = self.c, self.c["op"]
         if name in MAPS:
             return [self.module(x["x"])]
@@ -492,7 +492,7 @@ class Problem:
         return {n: self.normal(*p.shape).to(p) for n, p in leaves}
 
     def weights(self, outputs: Parts) -> Parts:
-        """Incoming gradients, in the storage of the case."""
+        """Draw incoming gradients, in the storage of the case."""
         self.g.manual_seed(self.c["seed"] + 1)
         made = []
         for i, o in enumerate(outputs):

@@ -132,7 +132,7 @@ def softmax_attention(c: Case, x: Named, state: Parts, real: Tensor) -> Any:
 
 
 def bias_of(c: Case, x: Named, t: int, place: int | None) -> Tensor | float:
-    """w of row t for the key at a place; None = a place before every window."""
+    """Return w of row t for the key at a place; None = before every window."""
     op, s = c["op"], c["window"]
     if op == "aft_simple" or place is None:
         return 0.0
@@ -184,7 +184,7 @@ def aft(c: Case, x: Named, state: Parts, real: Tensor | None = None) -> Any:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
-    """One query `[heads, key]`; memories `[past, heads, key]`, oldest first."""
+    """Attend with one query `[heads, key]` to memories `[past, heads, key]`, oldest first."""
     n = positions.shape[1] // 2
     waves = 10.0 ** (-4 * torch.arange(n) / n)
     angle = torch.arange(len(k), 0, -1)[:, None] * waves

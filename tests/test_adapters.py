@@ -119,7 +119,7 @@ def small(mixer):
 
 
 def same(model, merged):
-    """Whole, in pieces, and with padding, on either side if mixers skip it."""
+    """Compare whole, in pieces, and padded on either side if mixers skip it."""
     whole = merged(TEXT)
     skips = all(getattr(block, "skips", False) for block in model.blocks)
     keep = torch.ones_like(TEXT, dtype=torch.bool)

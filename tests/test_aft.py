@@ -34,7 +34,7 @@ TOP = torch.finfo(torch.float32).max
 
 
 def edge(op, key, bias):
-    """Keys `key`, 0 and `key`, of which each pair has the bias `bias`."""
+    """Return keys `key`, 0 and `key`, of which each pair has the bias `bias`."""
     k = torch.tensor([key, 0.0, key]).view(1, 3, 1)
     v = torch.tensor([1.0, 2.0, 4.0]).view(1, 3, 1)
     shape = {"simple": None, "full": (3, 3), "local": (3, 2), "conv": (1, 2)}[op]

@@ -40,7 +40,7 @@ def exponents(x, R):
 
 
 def ablated(model, tokens, loss, part, change=torch.zeros_like):
-    """Losses of copies in which a part of one layer returns something else."""
+    """Return losses of copies in which a part of one layer returns something else."""
     losses = []
     for i in range(len(model.blocks)):
         hurt = deepcopy(model)

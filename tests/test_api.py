@@ -79,7 +79,7 @@ def defined(module: Any) -> dict[str, str]:
 
 
 def methods(name: str, cls: type) -> Iterator[Public]:
-    """Public methods and properties that fwlab defines for a class.
+    """List public methods and properties that fwlab defines for a class.
 
     A hook whose contract is torch's own, such as `extra_repr`, is not one;
     `forward` is: only the class can say what it takes.
@@ -179,7 +179,7 @@ def referred(p: Public, place: re.Match) -> list[Public]:
 
 
 def described_fields(cls: type) -> set[str]:
-    """Fields that are followed by a string of their own."""
+    """List fields that are followed by a string of their own."""
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body
     return {
         node.target.id

@@ -133,7 +133,7 @@ def variant(choose):
 
 
 def depends(text, W, tokens):
-    """By gradients, W follows all that the step takes; and it stays finite."""
+    """Check by gradients that W depends on all inputs, and that it stays finite."""
     inputs = [W, tokens[-1]["k"], tokens[-1]["v"], tokens[-1]["beta"]]
     inputs = [x.requires_grad_() for x in inputs]
     try:

@@ -112,7 +112,7 @@ def test_one_step_by_hand(rule, implementation):
     given, after, read = STEPS[rule]
 
     def shaped(x):
-        """`[1, 1, steps?, 1, width?]`: gates per head have no width."""
+        """Shape to `[1, 1, steps?, 1, width?]`: gates per head have no width."""
         x = double(x)
         several = rule == "delta_product" and x.dim()
         return x[None, None, :, None] if several else x[None, None, None]

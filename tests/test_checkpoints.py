@@ -35,7 +35,7 @@ cases = pytest.mark.parametrize("case", CASES)
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """`made(case)`: their model with random weights, and a folder where it is."""
+    """Make their model of a case with random weights, and save it in a folder."""
 
     @cache
     def make(case):
@@ -173,7 +173,7 @@ def test_greedy_text(made, case):
 
 
 def fla_weights(config):
-    """Tensors by the names of flash-linear-attention, with random values."""
+    """Draw tensors by the names of flash-linear-attention."""
     generator = torch.Generator().manual_seed(0)
     width, heads, weights = config["hidden_size"], config["num_heads"], {}
 

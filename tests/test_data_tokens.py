@@ -202,7 +202,7 @@ def test_empty_documents_have_no_borders():
 
 
 def documents(sizes):
-    """Tokens that tell where they are: document * 100 + index."""
+    """Make tokens that tell where they are: document * 100 + index."""
     tokens = [100 * d + i for d, size in enumerate(sizes) for i in range(size)]
     return torch.tensor(tokens, dtype=torch.int16), torch.tensor([0, *sizes]).cumsum(0)
 

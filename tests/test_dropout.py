@@ -22,7 +22,7 @@ mixers = pytest.mark.parametrize("mixer", MIXERS)
 
 
 def language_model(mixer, dropout=None):
-    """`dropout` where there is one, also of attention weights; None = default."""
+    """Make a model with `dropout` in all parts that have one; None = default."""
     options = {} if dropout is None else {"dropout": dropout}
     if mixer in WITH_WEIGHTS and dropout is not None:
         options["attention_dropout"] = dropout
@@ -127,7 +127,7 @@ def test_where_in_feedback():
 
 
 def outcome(model, x, key_mask, implementation):
-    """Output and gradients of the blocks of a model."""
+    """Return output and gradients of the blocks of a model."""
     x = x.clone().requires_grad_()
     torch.manual_seed(1)
     y = x

@@ -63,7 +63,7 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def own(path: str) -> set[str]:
-    """Our own numbers that a file may use: those of its folder, or of all."""
+    """Return our own numbers that a file may use: those of its folder, or of all."""
     families = LIST["fwlab"]
     for name, family in families.items():
         if path.startswith(f"fwlab/ops/{name}/"):

@@ -19,7 +19,7 @@ PROOF = re.compile(
 
 
 def entries() -> dict[str, str]:
-    """Anchor and text of every entry."""
+    """Return anchor and text of every entry."""
     _, *parts = ENTRY.split(PAGE.read_text("utf-8"))
     return dict(zip(parts[::2], parts[1::2], strict=True))
 

@@ -99,7 +99,7 @@ def layer(x, W_q, W_k, W_v, W_beta, W_out):
 
 
 def mean(k, v, *bias, rule=ops.aft_simple):
-    """AFT without its gate, which is a half."""
+    """Compute AFT without its gate, which is a half."""
     return 2 * rule(*(x[None] for x in (0 * k, k, v)), *bias)[0]
 
 
@@ -160,7 +160,7 @@ NONE = [
 
 
 def fault(name, answer, sentence, misconception=""):
-    """Nothing, if an answer fails first at this property, and is told so kindly."""
+    """Return "" if an answer fails first at this property, and is told so kindly."""
     right, text = verdict(answer, name)
     why = ["", "", *text.splitlines()][-2].strip()
     one = not right and text.count("✗") == 1 and f"✗ {sentence}\n" in text

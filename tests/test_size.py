@@ -20,8 +20,8 @@ LINES = {
     "docs/reproduce": 6_732,
     "docs/hooks": 3_353,
     "docs/tools": 1_117,
-    "tests": 18_560,
-    "tests/site": 3_747,
+    "tests": 18_534,
+    "tests/site": 3_749,
 }
 
 

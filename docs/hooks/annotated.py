@@ -107,7 +107,7 @@ class Page:
             ]
 
     def _defined(self, version: str) -> dict[str, str]:
-        """Where the functions and classes are that a file uses."""
+        """Find the functions and classes that a file uses."""
         file = self.sources[version]
         imported = {
             name.name: f"{node.module.replace('.', '/')}.py"
@@ -143,7 +143,7 @@ class Page:
         return self._link(EQUATIONS, f"{whose}-{tag}") if listed else None
 
     def _anchor(self, version: str, tag: str) -> str:
-        """Of an equation, which several files of a page can state."""
+        """Write the anchor of an equation, which several files of a page can state."""
         stating = [v for v, file in self.sources.items() if tag in file.tags]
         again = version in stating[1:]
         return f"{prefix(version) if again else ''}eq-{tag}"
@@ -180,12 +180,12 @@ def prefix(version: str) -> str:
 
 
 def anchor(version: str, name: str) -> str:
-    """Of a function; Markdown would make __init__ bold, and a_ a mark, also in here."""
+    """Write the anchor of a function; Markdown would make __init__ bold, and a_ a mark, also in here."""
     return prefix(version) + name.replace(".", "-").replace("__", "").rstrip("_")
 
 
 def rows_of(folder: str, naive: Source, file: Source) -> list[int]:
-    """For each function of a version its row of the grid.
+    """Find the row of the grid of each function of a version.
 
     It is that of the function of the specification which computes most of the same
     equations. All keep their order: others follow what is before them.
@@ -218,7 +218,7 @@ def _tags(folder: str, file: Source, function: list[Row]) -> set[str]:
 
 
 def page_of(path: str) -> tuple[str, str] | None:
-    """Page and fragment where a file of the repository is shown."""
+    """Return the page and fragment that show a file of the repository."""
     if path not in SHOWN:
         return None
     page, version = SHOWN[path]

@@ -40,7 +40,7 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_page_content(html, page, config, files):
-    """Not in the Markdown: converting it would change a drawing."""
+    """Put drawings into the finished page: converting Markdown would change them."""
     if MAP not in html:
         return html
     return html.replace(MAP, _map(page, files))
@@ -120,7 +120,7 @@ def _ways() -> list[dict]:
 
 
 def _scoreboard() -> str:
-    """Rows of the cheat sheet: the table that grows in the notebooks."""
+    """Return rows of the cheat sheet: the table that grows in the notebooks."""
     return "\n".join(
         f"| {name} | {first:.3f} | {second:.3f} |"
         for known in MEMORIES.values()
@@ -135,7 +135,7 @@ COLUMNS = 3
 
 
 def _map(page, files) -> str:
-    """Which notebook builds on which, a line for each need."""
+    """Draw which notebook builds on which, a line for each need."""
     course = _course()
     cells = {stem: tuple(entry["cell"]) for stem, entry in course.items()}
     needs = {

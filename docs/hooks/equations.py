@@ -38,7 +38,7 @@ def every(numbers: str) -> list[str]:
 
 
 def said_of(table: str, paper: str) -> dict[str, str]:
-    """By number, what a table of the list says of a paper's equations."""
+    """Return what a table of the list says of a paper's equations, by number."""
     rows = listed()[table].get(paper, {})
     return {tag: words for numbers, words in rows.items() for tag in every(numbers)}
 
@@ -51,7 +51,7 @@ def paper(path: str) -> str | None:
 
 
 def whose(path: str, tag: str) -> str | None:
-    """Whose number this is in a file: of a paper, or ours of a folder of fwlab/ops."""
+    """Find whose number this is in a file: a paper's, or ours of a folder of fwlab/ops."""
     if tag[0].isdigit():
         return listed()["exceptions"].get(path, {}).get(tag) or paper(path)
     having = [family for family, tags in listed()["fwlab"].items() if tag in tags]

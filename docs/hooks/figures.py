@@ -46,7 +46,7 @@ bundles: dict[str, list[str]] = {}
 
 
 def on_files(files, config):
-    """Weights as scripts: a page opened from disk cannot fetch a file."""
+    """Write weights as scripts: a page opened from disk cannot fetch a file."""
     bundles.clear()
     for file in [f for f in files if re.fullmatch(r"figures/\w+\.js", f.src_uri)]:
         files.remove(file)  # only its bundle is in the site
@@ -59,7 +59,7 @@ def on_files(files, config):
 
 
 def on_page_content(html, page, config, files):
-    """Not in the Markdown: converting it would change a drawing."""
+    """Put drawings into the finished page: converting Markdown would change them."""
     if names := MARK.findall(html):
         bundles["-".join(names)] = names
         page.meta.setdefault("scripts", []).append(f"figures/{'-'.join(names)}.js")
@@ -69,7 +69,7 @@ def on_page_content(html, page, config, files):
 
 
 def on_env(env, config, files):
-    """Once all pages have been read, and before search reads them."""
+    """Insert figures once all pages have been read, before search reads them."""
     for name, script in bundled(bundles).items():
         files.append(File.generated(config, f"figures/{name}.js", content=script))
     for file in files.documentation_pages():
@@ -79,7 +79,7 @@ def on_env(env, config, files):
 
 
 def bundled(figures: dict[str, list[str]]) -> dict[str, str]:
-    """One script of several figures, under each name.
+    """Join the scripts of several figures into one, under each name.
 
     Errors: `PluginError` if esbuild finds one, with what it says.
     """

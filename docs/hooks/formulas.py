@@ -111,7 +111,7 @@ def _link(tag: tuple[str, str], found: re.Match, page, files) -> str:
 
 
 def _about(label: str, tag: str, uri: str) -> tuple[tuple[str, str], str, str]:
-    """Whose number it is on a page and what it is; page and anchor where it leads."""
+    """Find whose number it is on a page and what it says; page and anchor of its target."""
     # A page of source counts as its first file.
     sources = {page.uri: next(iter(page.files.values())) for page in PAGES.values()}
     path = sources.get(uri, uri if uri.startswith("notebooks/") else f"docs/{uri}")

@@ -125,7 +125,7 @@ RUNGS = {
 
 
 def ladder() -> dict:
-    """By rung and token: the memory, and what the keys read.
+    """Return the memory and what the keys read, by rung and token.
 
     Steps are those of the most general rule; each rung has a part of its gates.
     """
@@ -190,7 +190,7 @@ def _told(operation: str, steps: list, decay: tuple, n: int) -> dict:
 
 
 def ten() -> dict:
-    """By rule and token: the memory, and what the keys read."""
+    """Return the memory and what the keys read, by rule and token."""
     keys = _exact([*LADDER_KEYS.values()])
     wanted = ladder()["wanted"]
     rules = json.loads((ROOT / "docs/figures/rules.json").read_text("utf-8"))
@@ -210,7 +210,7 @@ def ten() -> dict:
 
 
 def capacity() -> dict:
-    """By width and features: pairs, and the median of the loss over seeds."""
+    """Return pairs and the median loss over seeds, by width and features."""
     losses: dict = {}
     for name in ("capacity.quick", "capacity"):
         path = ROOT / "docs" / "reproduce" / f"{name}.json"

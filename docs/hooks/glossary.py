@@ -49,7 +49,7 @@ def terms() -> dict[str, tuple[str, str]]:
 
 
 def plain(markdown: str) -> str:
-    """Without the markup of links, code and formulas."""
+    """Remove the markup of links, code and formulas."""
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", markdown)
     text = re.sub(r"\$([^$]+)\$", lambda formula: tex.plain(formula[1]), text)
     return re.sub(r"[`*]", "", text)
@@ -57,7 +57,7 @@ def plain(markdown: str) -> str:
 
 @cache
 def names() -> re.Pattern:
-    """Any of the terms, the longest first, also in the plural."""
+    """Match any of the terms, the longest first, also in the plural."""
     known = sorted(terms(), key=len, reverse=True)
     each = "|".join(re.escape(name) for name in known)
     return re.compile(rf"(?<![\w-])({each})(?=s?(?![\w-]))", re.IGNORECASE)
@@ -84,7 +84,7 @@ def on_page_content(html, page, config, files):
 
 
 def explained(html: str, there: str) -> str:
-    """`html` with each term linked once, where the text uses it first."""
+    """Link each term once, where the text uses it first."""
     seen: set[str] = set()
 
     def link(match: re.Match) -> str:

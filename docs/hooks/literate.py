@@ -54,7 +54,7 @@ class Source:
 
     @property
     def summary(self) -> str:
-        """First line of the docstring, without the mark of a heading."""
+        """Return the first line of the docstring, without the mark of a heading."""
         return (ast.get_docstring(self.tree) or "").partition("\n")[0].lstrip("# ")
 
     @cached_property
@@ -197,7 +197,7 @@ def note(
     address: Callable[[str], str | None],
     equation: Callable[[str, str], str],
 ) -> str:
-    """Markdown of a note.
+    """Return the Markdown of a note.
 
     - `address`: where an equation is to be found.
     - `equation`: what to make of a displayed equation and its tag.
@@ -214,7 +214,7 @@ def note(
 
 
 def code(lines: list[str], numbers: list[int]) -> list[str]:
-    """Blocks of the lines with these numbers: where some are left out, a new one begins."""
+    """Show lines with these numbers; where some are left out, a new block begins."""
     blocks = ["".join(lines[n - 1] for n in run).strip("\n") for run in runs(numbers)]
     blocks = [f"{block}\n" for block in blocks if block]
     # The keyboard reaches one line, and so can scroll all of them.
@@ -222,7 +222,7 @@ def code(lines: list[str], numbers: list[int]) -> list[str]:
 
 
 def runs(numbers: Iterable[int]) -> list[list[int]]:
-    """Cut rising numbers where one is left out."""
+    """Cut rising line numbers into runs without a gap."""
     from_place = groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
     return [[number for _, number in run] for _, run in from_place]
 

@@ -80,7 +80,7 @@ def _mixers() -> list[dict]:
 
 
 def _stacks() -> list[dict]:
-    """Layers as published and hybrid stacks."""
+    """Draw losses of layers as published and of hybrid stacks."""
     # Their baseline: attention that compares by distance.
     baseline = [run for run in _runs() if _mixer(run) == "transformer-xl"]
     return _best([*_read_all(HYBRIDS), *baseline], _options)
@@ -145,7 +145,7 @@ LOSS = "nats per character"
 
 
 def _convolved(name: str, title: str, *layers: str) -> str:
-    """Losses of layers, without and with a convolution."""
+    """Draw losses of layers, without and with a convolution."""
     points = _points("replacing")
     series = {
         entry: {layer: points(layer=layer, conv_size=size)["loss"] for layer in layers}
@@ -155,7 +155,7 @@ def _convolved(name: str, title: str, *layers: str) -> str:
 
 
 def _today() -> str:
-    """Layers of today and stacks with attention, beside bare ones and no memory."""
+    """Draw layers of today and stacks with attention, beside bare ones and no memory."""
     rows = {_stack(row["name"]): row["seeds"] for row in _stacks()}
     for run in _runs():
         if _mixer(run) in ("gated-delta", "softmax"):
@@ -183,7 +183,7 @@ def _longer() -> str:
 
 
 def _carried() -> str:
-    """Losses with a state that goes through the whole text, and in windows."""
+    """Draw losses with a state carried through the whole text, and in windows."""
     rows = {
         "delta, ELU + 1": {"model": "delta", "map": "linear", "size": "nanogpt"},
         "delta, DPFP": {"model": "delta", "map": "dpfp"},
@@ -219,7 +219,7 @@ def _operation(row: dict) -> str:
 
 
 def _naive() -> str:
-    """Time and memory of the naive form of each operation, at the longest sequences."""
+    """Draw time and memory of each operation's naive form, at the longest sequences."""
     rows: dict[str, dict] = {}
     measured = _versions(BENCH, "efficient", "milliseconds", "peak_mib")
     measured.sort(key=lambda r: (r["shape"]["T"], r["side"].startswith("naive")))
@@ -252,7 +252,7 @@ def _others() -> str:
 
 
 def _steady() -> str:
-    """Microseconds of a step of each layer, by the tokens before it."""
+    """Draw microseconds of a step of each layer, by the tokens before it."""
     series: dict[str, dict[str, list[float]]] = {}
     for row in _read(BENCH)["decoding"]:
         layer = row["layer"].removeprefix("fast weights, ")

@@ -20,7 +20,7 @@ DECAY, ONES = float64([0.7, 0.7, 1]).log(), torch.ones(3).double()
 
 
 def on_page_content(html, page, config, files):
-    """Not in the Markdown: converting it would change a table."""
+    """Put cards into the finished page: converting Markdown would change a table."""
     return MARK.sub(lambda mark: render("memory.html", W=memory(mark[1])), html)
 
 

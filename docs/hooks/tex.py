@@ -25,7 +25,7 @@ WORDS = {"beta": "β", "phi": "φ", "nu": "ν", "v_bar": "v̄", "sqrt(": "√("}
 
 
 def typeset(text: str) -> str:
-    """Words that a terminal shows, as HTML: "beta |k_1|^2" has a β and indices."""
+    """Write words of a terminal as HTML: "beta |k_1|^2" has a β and indices."""
     text = escape(text, quote=False)
     text = re.sub(
         r"\b(?:(?:beta|phi|nu|v_bar)\b|sqrt\()", lambda word: WORDS[word[0]], text

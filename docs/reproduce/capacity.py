@@ -79,7 +79,7 @@ def claims(points: Points):
 
 
 def stuck(points: Points):
-    """FAVOR+ as published: 0.5 from S = 100 on, and before it the order."""
+    """Claim of FAVOR+ what is published: 0.5 from S = 100 on, and before it the order."""
     for s in PERFORMERS:
         own = Points(p for p in s.of(points, ask=ONE) if p["S"] >= STUCK)
         theirs = {f"{loss:.4f}" for S, loss in s.published.items() if S >= STUCK}
@@ -96,7 +96,7 @@ def stuck(points: Points):
 
 
 def bound(beyond: Points):
-    """No memory with this number of features has a smaller loss over all keys."""
+    """Return the smallest loss over all keys of any memory with these features."""
     off, below = {}, []
     for some in beyond.by("map", "ask", "S").values():
         p, s = some[0], SETTING.series_of(some[0])

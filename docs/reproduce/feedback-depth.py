@@ -171,7 +171,7 @@ class ShortAttention(SoftmaxAttention):
 
 
 def measure(point: Point) -> Point:
-    """Time by that of a transformer of as many layers, in turns.
+    """Measure time as multiples of a transformer's of as many layers, in turns.
 
     - Returns the ratios: `train` for the loss of a sequence and all its
       gradients, `predict` for one more token after the sequence.

@@ -520,7 +520,7 @@ def _end_with(stop: Any) -> None:
 
 
 def _one_line_each(collected: dict[str, Any]) -> str:
-    """JSON with one line for each point and run."""
+    """Write JSON with one line for each point and run."""
     lists = ("runs", "points")
     text = json.dumps(collected | dict.fromkeys(lists), indent=1, ensure_ascii=False)
     for name in lists:

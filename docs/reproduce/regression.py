@@ -159,7 +159,7 @@ LAWS = {"sum": best_step, "delta": best_steps}
 
 
 def claims(points: Points):
-    """Nobody has published these numbers; theory says what solvers reach."""
+    """Claim what theory says of solvers; nobody has published these numbers."""
     d = points[0]["d"]
     most = sizes(d)[-1]
     for noise, words in NOISES.items():

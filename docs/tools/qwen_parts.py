@@ -110,7 +110,7 @@ class Model(nn.Module):
 
 
 def text(length: int = 64, batch: int = 8) -> tuple[Any, Any, int]:
-    """Draws windows of Tiny Shakespeare: of its first 90 %, and of the rest."""
+    """Return functions that draw windows of Tiny Shakespeare, of 90 % and of the rest."""
     characters = corpus("shakespeare")
     letters = sorted(set(characters))
     codes = torch.tensor([letters.index(c) for c in characters])
@@ -125,7 +125,7 @@ def text(length: int = 64, batch: int = 8) -> tuple[Any, Any, int]:
 
 
 def train(model: nn.Module, draw: Any, steps: int, seed: int, rate: float) -> None:
-    """Adam, with a warm-up and a cosine."""
+    """Train with Adam, a warm-up and a cosine."""
     generator = Generator().manual_seed(seed)
 
     def factor(step: int) -> float:
@@ -140,7 +140,7 @@ def train(model: nn.Module, draw: Any, steps: int, seed: int, rate: float) -> No
 
 @torch.no_grad()
 def test(model: nn.Module, draw: Any, batches: int) -> dict[str, float]:
-    """Loss, and the share of right answers, on data of its own seed."""
+    """Return the loss and the share of right answers, on data of its own seed."""
     generator, losses, right = Generator().manual_seed(10**6), [], []
     for _ in range(batches):
         tokens, answers = draw(generator)

@@ -43,7 +43,7 @@ def outcome(p, state=None):
 
 
 def same(got, wanted, limit=1e-6):
-    """Bit for bit, unless cuBLAS chose other kernels."""
+    """Compare bit for bit, unless cuBLAS chose other kernels."""
     for a, b in zip(got, wanted, strict=True):
         assert torch.equal(a, b) or error(a, b) < limit
 

@@ -22,7 +22,7 @@ def poison():
 
 @pytest.fixture
 def small(monkeypatch):
-    """Four steps per segment and tile, and blocks of 4 memories."""
+    """Set four steps per segment and tile, and blocks of 4 memories."""
     from fwlab.ops.aft.simple import kernels as scan
     from fwlab.ops.aft.window import kernels as window
     from fwlab.ops.feedback import kernels as feedback

@@ -156,7 +156,7 @@ def choose_ptxas(capability: tuple[int, int]) -> str:
 
 
 def uses(name: str, capability: tuple[int, int]) -> dict[str, dict[str, int]]:
-    """Bytes of shared memory, registers and spilled bytes of each kernel of a case."""
+    """Return shared memory, registers and spilled bytes of each kernel of a case."""
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     found: dict[str, dict[str, int]] = {}
     for launch in launches(name, capability):

@@ -49,7 +49,7 @@ STORY = {
 
 
 def memory(rule: str, facts: list, last: float = 1, **options) -> torch.Tensor:
-    """fwlab's W after all writes."""
+    """Return fwlab's W after all writes."""
     k = torch.stack([vector(*key) for _, key, _ in facts])[None, :, None]
     v = torch.stack([vector(*place) for *_, place in facts])[None, :, None]
     if rule == "sum":

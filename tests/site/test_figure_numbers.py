@@ -34,7 +34,7 @@ double = functools.partial(torch.tensor, dtype=torch.float64)
 
 
 def sequence(*rows):
-    """As the inputs of an operation: one text, one head."""
+    """Shape as inputs of an operation: one text, one head."""
     return [x[None, :, None] for x in rows]
 
 
@@ -51,7 +51,7 @@ def written(rule: str, k, v, beta: float = 1):
 
 
 def memory(compute):
-    """W and every reading, for each rule."""
+    """Return W and every reading, for each rule."""
     places = [(45, [0.9, 0.8]), (65, [-1, 0.5]), (140, [0.6, -1])]
     pairs = [{"degrees": angle, "value": value} for angle, value in places]
     settings = [("delta", 1), ("delta", 0.35), ("gated", 0.6), ("sum", 1)]
@@ -68,7 +68,7 @@ def memory(compute):
 
 
 def dpfp(compute):
-    """Features of both keys, in fwlab's order, and their overlaps."""
+    """Return features of both keys, in fwlab's order, and their overlaps."""
     seconds = ([-0.4, 1.4], [1.1, 0.3], [-0.7, -1])
     states = [{"nu": nu, "keys": [[0.6, 1.2], x]} for nu in (1, 2, 3) for x in seconds]
     for state, shown in zip(states, compute(states), strict=True):
@@ -82,7 +82,7 @@ def dpfp(compute):
 
 
 def capacity(compute):
-    """Losses after every number of pairs; none is below the law."""
+    """Return losses after every number of pairs; none is below the law."""
     settings = [(16, 1, "random"), (4, 3, "orthogonal")]
     states = [dict(zip(("width", "nu", "kind"), x, strict=True)) for x in settings]
     for (_, nu, _), shown in zip(settings, compute(states), strict=True):
@@ -134,7 +134,7 @@ def forgets(compute):
 
 
 def biases(compute):
-    """Weights and outputs of each form."""
+    """Return weights and outputs of each form."""
     states = [{"form": form} for form in ("conv", "local", "full", "simple")]
     for shown in compute(states):
         w, seen = (double(shown[x]).nan_to_num() for x in ("bias", "weights"))
@@ -147,7 +147,7 @@ def biases(compute):
 
 
 def quotients(k, v, c):
-    """float32, with `c[t]` taken off all keys that row t sees."""
+    """Divide in float32, with `c[t]` taken off all keys that row t sees."""
     rows = []
     for t in range(len(k)):
         weights = torch.exp(k[: t + 1] - c[t])
@@ -157,7 +157,7 @@ def quotients(k, v, c):
 
 
 def aft(compute):
-    """Four ways to compute float32 outputs, for large keys of every kind."""
+    """Compute float32 outputs in four ways, for large keys of every kind."""
     sizes = (-20, 60, 88, 103, 106, 200)
     states = [{"step": step, "large": size} for step in (4, 6) for size in sizes]
     for state, shown in zip(states, compute(states), strict=True):

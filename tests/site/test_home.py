@@ -6,7 +6,7 @@ from figure import Figure
 
 @pytest.fixture
 def home(fresh):
-    """At rest: three people have moved."""
+    """Open the page at rest: three people have moved."""
     figure = fresh("live", motion="reduce")
     figure.until("state().answers !== null")
     return figure

@@ -12,7 +12,7 @@ NUMBER = re.compile('<a class="fw-number" href="(.*?)" title="(.*?)">\\((.*?)\\)
 
 @pytest.fixture(scope="module")
 def numbers(pages) -> dict[str, dict[str, tuple[str, str]]]:
-    """By page and number: what is said of it, and where it leads."""
+    """Return what is said of each number of a page, and where it leads."""
     found = {}
     for name, page in pages.items():
         html = re.sub("<code.*?</code>", "", page.html, flags=re.S)

@@ -100,12 +100,12 @@ PAGES = [p for p in sorted((ROOT / "docs/reproduce").glob("*.md")) if p.stem != 
 
 
 def said(text: str) -> list[tuple[str, str, str]]:
-    """Numbers that are followed by what they are: name and expression."""
+    """Find numbers that are followed by what they are: name and expression."""
     return re.findall(f"{NUMBER}{hook.CHECKED.pattern}", text)
 
 
 def unsaid(text: str) -> list[str]:
-    """Decimal fractions and per cents without."""
+    """Find decimal fractions and per cents without."""
     plain = NO_TEXT.sub("", "".join(SPOKEN.findall(text)))
     plain = re.sub(f"{NUMBER}{hook.CHECKED.pattern}", "", plain)
     found = re.finditer(rf"{NUMBER}", plain)

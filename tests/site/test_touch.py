@@ -32,7 +32,7 @@ def slide(tab, *points: tuple) -> None:
 
 
 def swipe(tab, element) -> None:
-    """Up from an element: the page scrolls."""
+    """Swipe up from an element: the page scrolls."""
     in_the_middle(tab, element)
     top = tab.evaluate("scrollY")
     x, y = middle(element)
@@ -46,7 +46,7 @@ def middle(element) -> tuple[float, float]:
 
 
 def in_the_middle(tab, element) -> None:
-    """There, the page could scroll both ways."""
+    """Scroll an element to where the page could scroll both ways."""
     top = "e.getBoundingClientRect().top - 250"
     element.evaluate(f"(e) => scrollBy({{ top: {top}, behavior: 'instant' }})")
     assert tab.evaluate("scrollY > 50")
