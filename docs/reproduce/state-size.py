@@ -264,7 +264,7 @@ def draw_table(ax, points: Points):
         ("sum", TRAINED, "s", points(model="sum", normalize=1)),
         ("gated delta", SERIES[0], "^", points(model="gated-delta")),
         (text.ALONE, INK, "P", points(model=text.ALONE)),
-        ("Transformer-XL, trained for it", SERIES[1], "v", xl),
+        ("Transformer-XL, trained", SERIES[1], "v", xl),
         ("Transformer-XL, cut", OTHER, "D", cut(points)),
     ):
         states = [size / state for size in some["state_size"]]
@@ -293,7 +293,7 @@ def draw_small(ax, points: Points):
     ax.set_xticks(ticks, [f"{n:,}" for n in ticks])
     ax.minorticks_off()
     ax.set_xlabel("optimiser steps of small models with the delta rule")
-    ax.set_ylabel("loss: state carried (full), windows (hollow)")
+    ax.set_ylabel("loss (hollow: in windows)")
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, columnspacing=1)
 
 
