@@ -18,6 +18,7 @@ PYTEST := $(BIN)/python -m pytest
 # make test PROCESSOR=default: PyTorch computes as on a processor without AVX, which
 # adds the same terms in another order.
 ifdef PROCESSOR
+$(if $(filter default avx2 avx512,$(PROCESSOR)),,$(error PROCESSOR is default, avx2 or avx512))
 export ATEN_CPU_CAPABILITY = $(PROCESSOR)
 export MKL_CBWR = COMPATIBLE
 endif

@@ -347,7 +347,7 @@ def exercises(
         if out:
             destination(out)
         expected = grading.exercises_of(handout) if handout else None
-        # All of them, before one runs that deletes others.
+        # Read all before one runs, since a run deletes others.
         submissions = [grading.read(path) for path in paths]
         if caution := grading.caution():
             _complain(caution)

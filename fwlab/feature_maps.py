@@ -46,7 +46,7 @@ _LEAST = 4096
 
 
 def divide(x: Tensor, total: Tensor) -> Tensor:
-    """`x / total`, and 0 with gradient 0 wherever `total` is 0.
+    """Divide by `total`; return 0 with gradient 0 wherever it is 0.
 
     This is how fwlab treats every empty denominator: it adds no epsilon, so results do
     not depend on the scale of the features. A total that is so small that sums of its
@@ -440,7 +440,7 @@ class DPFP(FeatureMap):
 
 
 def _dpfp(x: Tensor, nu: int) -> Tensor:
-    """Eq. 37: a shift of $r$ is a slice of $r$ and its first entries."""
+    """Compute Eq. 37: a shift of $r$ is a slice of $r$ and its first entries."""
     n = 2 * x.shape[-1]
     first = [x[..., :nu]] if 2 * nu <= n else [x, -x]
     r = torch.cat([x, -x, *first], -1).relu_()

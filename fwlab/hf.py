@@ -146,7 +146,7 @@ def _compute(
     cu_seq_lens_q: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return a rule with the arguments and results of their functions.
+    """Wrap a rule in the arguments and results of transformers' functions.
 
     As theirs, it drops what a model passes on to all its layers. A state of theirs is
     `[batch, heads, key, value]`, the transpose of ours.

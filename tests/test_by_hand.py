@@ -160,6 +160,25 @@ def test_appendix_a(implementation):
         same(found[0, 0], wanted)
 
 
+@pytest.mark.parametrize("op", ["gated_rule", "delta_rule"])
+@pytest.mark.parametrize("implementation", FORMS)
+def test_appendix_b(op, implementation):
+    """An unrelated key keeps all under the delta rule, 1 - beta under the gated one."""
+    keys = double([[1, 0, 0], [0, 1, 0]])
+    v1, v2, v3 = double([[1, 2, 3], [4, 5, 6], [8, 5, 2]])
+    W = torch.outer(v1, keys[0]) + torch.outer(v2, keys[1])
+    _, W = getattr(ops, op)(
+        *(x[None, None, None] for x in (keys[1], keys[1], v3)),
+        double([[[1 / 4]]]),
+        **({"normalize": False} if op == "gated_rule" else {}),
+        state=W[None, None],
+        return_state=True,
+        implementation=implementation,
+    )
+    same(W[0, 0] @ keys[0], v1 if op == "delta_rule" else 0.75 * v1)
+    same(W[0, 0] @ keys[1], [5, 5, 5])
+
+
 @both
 def test_fwp(implementation):
     """tanh is the default: W = tanh(W + 1), step by step (Eqs. 2, 3)."""

@@ -45,7 +45,7 @@ def gradient_step_too_far(W, k, v, beta):
 
 
 def two_mistakes(W, k, v, beta):
-    """Where the first property fails, only one of them shows."""
+    """Answer with two mistakes, of which the first property shows one."""
     old = held(W, k)
     return W + outer(beta[..., None] ** 2 * (v - old), k / k.norm())
 

@@ -115,11 +115,12 @@ def test_implementations():
         ops.implementations(["delta_rule"])
 
 
-def test_the_mask_of_a_cache_is_its_own():
+def test_softmax_attention_shares_no_mask_and_takes_the_wider_type():
     q, mask = torch.randn(1, 2, 1, 3), torch.ones(1, 2, dtype=torch.bool)
     options = {"key_mask": mask, "return_state": True}
     ops.softmax_attention(q, q, q, **options)[1].mask[0] = False
     assert mask.all()
+    assert ops.softmax_attention(q.bfloat16(), q, q).dtype == torch.float32
 
 
 # --- rules ------------------------------------------------------------

@@ -51,7 +51,7 @@ def model(request):
 
 
 def drawn(mask):
-    """Tokens, with something that is none wherever there is padding."""
+    """Draw tokens, with something that is none wherever there is padding."""
     tokens = torch.randint(11, mask.shape, generator=torch.Generator().manual_seed(0))
     return tokens.where(mask, -100)
 

@@ -11,7 +11,7 @@ from fwlab import plots
 
 
 def luminance(color):
-    """Relative luminance, as the WCAG define it."""
+    """Compute relative luminance, as the WCAG define it."""
     c = np.asarray(mpl.colors.to_rgb(color))
     return np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4) @ (
         0.2126,

@@ -17,7 +17,7 @@ TRAIN += ["--log-every", "1", "--out", "run"]
 
 @pytest.fixture
 def start(tmp_path):
-    """`fwlab train` in a folder, by one process or by several of torchrun."""
+    """Start `fwlab train` in a folder, as one process or several of torchrun."""
 
     def start(name, number, *options):
         folder = tmp_path / name
@@ -34,7 +34,7 @@ def start(tmp_path):
 
 
 def assert_same(one, other):
-    """But for sums in another order: a rounding error, which four steps enlarge."""
+    """Allow for sums in another order: a rounding error, which four steps enlarge."""
     for a, b in zip(metrics(one), metrics(other), strict=True):
         for name in {*a} & {"loss", "validation_loss"}:
             assert b[name] == pytest.approx(a[name], abs=1e-5)

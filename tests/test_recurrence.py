@@ -63,7 +63,7 @@ def inputs(a=True, b=True):
 
 
 def agrees(x, results, chosen=(0, 1)):
-    """Gradients of some of the results are those of autograd."""
+    """Compare gradients of some of the results with those of autograd."""
     leaves = [part for part in x if part is not None and part.requires_grad]
     a, b = x
     plain = a**3 if b is None else a**3 * b

@@ -20,7 +20,7 @@ MATRICES = [EYE[:, permutation] for permutation in FOUR]
 
 
 def rows(batch):
-    """Tokens and answers of each sequence, as lists."""
+    """Return tokens and answers of each sequence, as lists."""
     return zip(*map(torch.Tensor.tolist, batch), strict=True)
 
 

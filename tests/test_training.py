@@ -619,7 +619,7 @@ def test_a_run_that_is_killed_three_times_is_the_same_run(tmp_path):
 
 @pytest.fixture
 def ctrl_c():
-    """Ctrl-C has its usual effect, even where all of pytest ignores it."""
+    """Give Ctrl-C its usual effect, even where all of pytest ignores it."""
     numbers = signal.SIGINT, signal.SIGTERM
     before = [signal.signal(each, signal.default_int_handler) for each in numbers]
     yield

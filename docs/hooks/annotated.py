@@ -180,7 +180,7 @@ def prefix(version: str) -> str:
 
 
 def anchor(version: str, name: str) -> str:
-    """Write the anchor of a function; Markdown would make __init__ bold, and a_ a mark, also in here."""
+    """Write a function's anchor; Markdown would make __init__ bold, and a_ a mark."""
     return prefix(version) + name.replace(".", "-").replace("__", "").rstrip("_")
 
 

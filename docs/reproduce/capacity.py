@@ -79,7 +79,7 @@ def claims(points: Points):
 
 
 def stuck(points: Points):
-    """Claim of FAVOR+ what is published: 0.5 from S = 100 on, and before it the order."""
+    """Claim what is published of FAVOR+: 0.5 from S = 100 on, the order before."""
     for s in PERFORMERS:
         own = Points(p for p in s.of(points, ask=ONE) if p["S"] >= STUCK)
         theirs = {f"{loss:.4f}" for S, loss in s.published.items() if S >= STUCK}

@@ -327,7 +327,7 @@ def shares(points: Points, control: str) -> list[float]:
 def gains(points: Points) -> bool:
     """Tell whether the delta rule ends below adding with every seed."""
     own, none = (points(erased=name)["loss"] for name in (OWN, NONE))
-    return bool(own and none) and max(own) < min(none) < inf
+    return bool(own and none) and max(own) < min(none) and max(none) < inf
 
 
 def content(points: Points) -> list[float]:

@@ -594,6 +594,8 @@ def _work(runs: Runs, given: argparse.Namespace) -> None:
     for claim in claims:
         known = f"published {claim.published}" if claim.published else "ours"
         print(f"{claim.text}\n  {known} | {claim.found} | {claim.verdict}")
+    if not claims:
+        print("no claims: they need all points")
     here = sum(runs.read(i) is not None for i in range(len(done)))
     counts = f"{len(points)} of {len(done)} points, {here} of them run here"
     print(f"{runs.name}: {verdict(claims)} ({counts})")

@@ -127,7 +127,7 @@ def build(mixer: str, vocabulary: int, time: int) -> LanguageModel:
 
 
 def claims(points: Points):
-    """Claim who solves which task; published of attention, and with each key once."""
+    """Claim which mixers solve which task; attention and single keys are published."""
     tokens, epochs = (points[0][name] for name in ("vocabulary", "epochs"))
     protocol = f"{tokens} tokens for 8,192, width {WIDTH} for 64 and more, {TRAIN:,} "
     protocol += f"sequences for 100,000, {epochs} epochs for 64, one learning rate"

@@ -36,7 +36,7 @@ PUBLISHED = columns("""
 180        0.1384        0.0004        0.3220      0.2097      4.0320   85.7000               -
 200        0.1855        0.0008        0.3425      0.2386      2.2820   96.9000               -
 """)
-#: Those of the full version; and of the quick one.
+#: Sizes of the full version, and of the quick one.
 SIZES, QUICK = (20, 40, 60, 80, 100, 120, 140, 200), (8, 16)
 #: `fwm` keeps the fast weights of every step for its gradient: small S only, and
 #: one key, as its time goes into the sequence. The paper describes the gated rule

@@ -58,7 +58,7 @@ TEXTS = {
 #: character follows which: the counts of pairs in the first nine tenths of Tiny
 #: Shakespeare give 2.48 in the last tenth, and this is 5 % less.
 TRIVIAL = 0.95 * 2.48
-#: Claim that losses are in this order, of models that have learned more.
+#: Claim an order of losses, all below that of pairs of characters.
 below = partial(order, trivial=TRIVIAL)
 #: How our models differ from those of Schlag et al., whose blocks normalise after each
 #: sum, whose outputs have the factor, and whose window slides in evaluation.
@@ -321,7 +321,7 @@ def experiment(
 ) -> tuple[Callable[[Point], Point], Callable[[Point], Point]]:
     """Return `run` and `setup` of an experiment with models of text.
 
-    - `mixer`: of a point.
+    - `mixer`: returns the mixer of a point.
     - `measure`: what a trained model adds to the results.
     """
 
@@ -349,4 +349,4 @@ def percent_above(losses: Numbers, base: float) -> Numbers:
 
 def above(loss: float, other: float) -> float:
     """Return by how much a loss is above another; infinite if it has failed."""
-    return inf if math.isinf(loss) else loss - other
+    return inf if loss == inf else loss - other

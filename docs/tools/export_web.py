@@ -22,7 +22,7 @@ from fwlab.training import Checkpoint, CheckpointError, Config, load
 
 #: The mixers that the figure of Shakespeare can run, and options that it has not.
 WEB_MIXERS = ("delta", "sum")
-OPTIONS = ("conv", "out_norm", "out_gate", "beta_max", "norm", "mlp")
+OPTIONS = ("like", "conv", "out_norm", "out_gate", "beta_max", "norm", "mlp")
 
 
 def export_web(path: str | Path, checkpoint: Checkpoint) -> int:

@@ -129,17 +129,17 @@ def training(mixer: str, other: str) -> Sides:
 
 
 def generation(mixer: str, context: int) -> Sides:
-    """Compare one token of a model with GPT-2's, which reads its cache."""
+    """Time one token of a model against GPT-2, which reads a cache."""
     sizes = (VOCAB, mixer, LAYERS, HEADS, D_MODEL)
     model = LanguageModel(*sizes, max_len=context + 1).eval()
     peer, text = new_gpt2(context + 1).eval(), torch.randint(VOCAB, (1, context))
     with torch.no_grad():
         _, state = model.prefill(text)
-        cache = peer(text).past_key_values
+        cache = peer(text).cache
 
     @torch.no_grad()
     def theirs() -> None:
-        peer(text[:, :1], cache)
+        peer(text[:, :1], cache=cache)
         cache.crop(-1)
 
     return {

@@ -179,7 +179,7 @@ def solution(name: Any) -> None:
 def yours_or(answer: Any, name: str | None = None) -> Callable[..., Any]:
     """Return your function if it is right, else fwlab's, and print which.
 
-    Until the cell is answered, that is your function in my_lab.py.
+    Where the cell is empty or wrong, that is your function in my_lab.py.
 
     - `answer`, `name`: as for `check`. A wrong answer never raises an error.
     - Returns a function to use from here on.
@@ -197,10 +197,11 @@ def yours_or(answer: Any, name: str | None = None) -> Callable[..., Any]:
     if _is_right(exercise, answer):
         print(f"{exercise.name}: yours, from here on.")
         return answer
-    kept = getattr(lab.load(), exercise.name, None)
-    if kept and _is_right(exercise, kept):
-        print(f"{exercise.name}: yours in {lab.FILE}, from here on.")
-        return kept
+    if getattr(answer, "__module__", "my_lab") != "my_lab":  # `mine` gives None, too
+        kept = getattr(lab.load(), exercise.name, None)
+        if kept and _is_right(exercise, kept):
+            print(f"{exercise.name}: not right yet; yours in {lab.FILE}, from here on.")
+            return kept
     print(f"{exercise.name}: fwlab's, until yours passes check.")
     return exercise.reference
 

@@ -171,7 +171,7 @@ def uses(name: str, capability: tuple[int, int]) -> dict[str, dict[str, int]]:
         )
         use = {"shared": made.metadata.shared, "registers": registers, "stack": stack}
         key = "{}, sm_{}{}".format(launch.kernel.__name__, *capability)
-        # A kernel may be compiled in more than one way: the worst.
+        # A kernel may be compiled in several ways; keep the worst.
         use = {n: max(size, found.get(key, use)[n]) for n, size in use.items()}
         found[key] = use
     return found

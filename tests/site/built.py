@@ -66,7 +66,7 @@ def until(tab, condition: str, argument=None) -> None:
 
 
 def search(tab, query: str) -> None:
-    """Type before the index has come, which a page fetches only then."""
+    """Type a query before the index, which a page fetches only then, has come."""
     entries = "performance.getEntriesByType('resource').map((e) => e.name).join()"
     assert "assets/search.js" not in tab.evaluate(entries)
     tab.keyboard.press("/")

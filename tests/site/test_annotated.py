@@ -176,7 +176,7 @@ BESIDE = [
 
 @pytest.mark.parametrize("beside", some(BESIDE, BESIDE[0], BESIDE[5]))
 def test_versions_are_aligned_by_equation(look, beside):
-    """What computes the same equation begins in the same row."""
+    """Functions that compute one equation begin in one row."""
     operation, version, name, twin = beside
     tab = look(f"annotated/{operation}.html", width=1280, height=800)
     choose(tab, "right", version)

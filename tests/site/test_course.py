@@ -95,7 +95,7 @@ def test_head_and_foot_of_a_notebook(site, name):
     assert linked == [f"notebooks/{stem}.html" for stem in entry["after"]]
     # Each exercise by its name, and where it is on the page.
     assert len(re.findall(r'href="#(\w+)"', head)) == entry["exercises"]
-    # What is told there is told nowhere else.
+    # No other page says this.
     words = text(html)
     assert (words.count("Time:"), words.count("Needs:")) == (0, 1)
     assert '<div class="nb-' not in html[html.index(foot) :]

@@ -309,8 +309,9 @@ def test_an_exported_model_runs_in_a_page(tmp_path, mixer):
     close(shown, made.half().float()(torch.tensor([tokens]))[0])
     with pytest.raises(CheckpointError, match="got softmax"):
         export_web(path, run._replace(config=Config(mixer="softmax")))
-    with pytest.raises(CheckpointError, match="has no conv"):
-        export_web(path, run._replace(config=Config(mixer=mixer, conv=4)))
+    for name, value in {"conv": 4, "like": "delta-net"}.items():
+        with pytest.raises(CheckpointError, match=f"has no {name}"):
+            export_web(path, run._replace(config=Config(mixer=mixer, **{name: value})))
 
 
 def test_the_home_page_says_what_each_of_the_pair_can():

@@ -105,7 +105,7 @@ def said(text: str) -> list[tuple[str, str, str]]:
 
 
 def unsaid(text: str) -> list[str]:
-    """Find decimal fractions and per cents without."""
+    """Find decimals and percentages that no expression follows."""
     plain = NO_TEXT.sub("", "".join(SPOKEN.findall(text)))
     plain = re.sub(f"{NUMBER}{hook.CHECKED.pattern}", "", plain)
     found = re.finditer(rf"{NUMBER}", plain)

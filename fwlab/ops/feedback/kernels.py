@@ -386,7 +386,7 @@ def _clock(t: int, n: int, like: Tensor) -> Tensor:
 
 
 def forward(given: Any, keep: bool, normalize: bool) -> Any:
-    """Record one step of the efficient form as a graph, and play it for all."""
+    """Record one step as a graph, and replay it for every step."""
     x = Stack(*given)
     (batch, time, d), (layers, heads, *_) = x.x.shape, x.to_q.shape
     turned, kv, r = prepare(x)
