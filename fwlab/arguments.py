@@ -1,4 +1,4 @@
-"""Checks of arguments that are not tensors: numbers, flags and names.
+"""Check arguments that are not tensors: numbers, flags and names.
 
 `owner` is the function or class whose argument it is. Every error is one
 sentence that names both, and says what was expected and what came.
@@ -41,7 +41,7 @@ def numbers(
 ) -> None:
     """Check that all arguments are numbers and satisfy `wanted`, a condition in words.
 
-    Raises `TypeError` for any other type, and `ValueError` where it is not so.
+    Raises `TypeError` for any other type, and `ValueError` where `fits` is false.
     """
     for name, value in values.items():
         if not number(value) or not fits(value):

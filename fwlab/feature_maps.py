@@ -26,8 +26,8 @@ from fwlab import arguments
 def needs_plain_formula() -> bool:
     """Return True if `torch.compile`, `torch.func` or forward mode transforms a call.
 
-    Then a formula has to be plain: numbers cannot decide what is computed, and a
-    backward pass by hand says nothing about tangents.
+    Transformed code must not branch on values, and a custom autograd function has no
+    forward-mode derivative.
 
         >>> needs_plain_formula()
         False
@@ -49,8 +49,8 @@ def divide(x: Tensor, total: Tensor) -> Tensor:
     """Divide by `total`; return 0 with gradient 0 wherever it is 0.
 
     This is how fwlab treats every empty denominator: it adds no epsilon, so results do
-    not depend on the scale of the features. A total that is so small that sums of its
-    gradients may be beyond all numbers (in float32 below 5e-35) counts as 0.
+    not depend on the scale of the features. A total so small that the sums of its
+    gradients may overflow (in float32 below 5e-35) counts as 0.
 
         >>> divide(torch.tensor([1.0, 0.0]), torch.tensor([4.0, 0.0]))
         tensor([0.2500, 0.0000])
@@ -70,8 +70,8 @@ def divide(x: Tensor, total: Tensor) -> Tensor:
 class _Quotient(torch.autograd.Function):
     r"""Compute $y = x / t$. Autograd's gradient of $t$ is $-dy\, (y / t)$, summed up.
 
-    Here it is $-(dy \cdot y) / t$: both $y$ and $1 / t$ may be large, and their product
-    beyond all numbers.
+    Here it is $-(dy \cdot y) / t$: both $y$ and $1 / t$ may be large, so their product
+    may overflow.
     """
 
     @staticmethod
@@ -129,9 +129,9 @@ def unit_range(x: Tensor) -> Tensor:
 def finite_gradient(x: Tensor) -> Tensor:
     """Return `x`, whose gradient is at most the largest number of its dtype.
 
-    The gradient of a tiny feature is about 1 over the feature, which may be beyond all
-    numbers. The slope of a feature map is about as tiny: infinity times it would be
-    infinite, or not a number, where the product is an ordinary number.
+    The gradient of a tiny feature is about 1 over the feature, which may
+    overflow. The slope of a feature map is about as tiny: infinity times it would be
+    infinite or NaN, although the exact product is an ordinary number.
 
         >>> x = torch.tensor([1e-40], requires_grad=True)
         >>> y = finite_gradient(x) / 1e-40
@@ -166,10 +166,10 @@ def _saturated(x: Tensor) -> Tensor:
 def _extreme(total: Tensor) -> bool:
     """Return True if a gradient divided by one of these numbers may be infinite.
 
-    Float16 has so few exponents that it always may. For other dtypes only a CPU looks:
-    a GPU would have to be waited for.
+    In float16, with its small range, it always may. Other dtypes are checked on a CPU
+    only, since the check would wait for a GPU.
     """
-    if needs_plain_formula() or type(total) is not Tensor:  # as where a graph is made
+    if needs_plain_formula() or type(total) is not Tensor:  # also in a graph
         return False
     if total.dtype == torch.float16:
         return True
@@ -490,7 +490,7 @@ class _DPFP(torch.autograd.Function):
 def _rectified(x: Tensor, nu: int) -> Tensor:
     """Compute $r$ of Eq. 37 `[..., 2 * d]` and repeat its first `nu` entries.
 
-    Then every shift is a slice.
+    Every shift is then a slice of the result.
     """
     d = x.shape[-1]
     more = min(nu, 2 * d - 1)

@@ -1,4 +1,4 @@
-"""Writing files completely or not at all; results that travel with the package."""
+"""Write files completely or not at all; read the results that the package contains."""
 
 import contextlib
 import json
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-#: Results that travel with the package.
+#: The folder of the results that the package contains.
 RESULTS = Path(__file__).parent / "data" / "results"
 #: Kinds of files that cannot be written to, by the letters of `ls -l`.
 OTHERS = {"d": "folder", "c": "device", "b": "device", "p": "pipe", "s": "socket"}
@@ -41,12 +41,12 @@ def replacing(path: Path) -> Iterator[Path]:
         part.chmod(stat.S_IMODE(mode))
         os.replace(part, target)
     except OSError as error:
-        if error.errno and not error.filename:  # as for a disk that is full
+        if error.errno and not error.filename:  # when the disk is full
             error.filename = str(path)
         raise
     finally:
         part.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # not every system opens a folder
+    with contextlib.suppress(OSError):  # not all systems can open a folder
         folder = os.open(target.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -57,7 +57,7 @@ def replacing(path: Path) -> Iterator[Path]:
 def destination(path: Path) -> Path:
     """Return the file that writing to `path` replaces or makes, behind all links.
 
-    Its folder is made. A command that takes minutes asks at its start.
+    Its folder is made. A command that takes minutes calls this at its start.
 
     - Raises `OSError` if a file cannot be written there: something else is there, such
       as a device or a folder, or a file that is read-only.
@@ -87,7 +87,7 @@ def read_json(path: Path) -> Any:
     - Raises `ValueError`, which names the file, if it is no JSON.
     """
     try:
-        return json.loads(path.read_bytes())  # in any encoding of JSON
+        return json.loads(path.read_bytes())  # bytes: JSON has several encodings
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: no JSON ({error})") from None
 
@@ -101,14 +101,14 @@ def check_writable(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        error.filename = str(folder)  # not a name that nobody knows
+        error.filename = str(folder)  # not the temporary name
         raise
 
 
 def result(name: str) -> Any:
-    """Read a result that travels with the package: a JSON file of `RESULTS`.
+    """Read a result that the package contains: a JSON file of `RESULTS`.
 
     - `name`: of the file, without its ending.
-    - Returns what it holds: settings, and what was measured.
+    - Returns the content of the file: settings and measurements.
     """
     return read_json(RESULTS / f"{name}.json")

@@ -35,7 +35,7 @@ def one_cycle(
 
 
 class Fit(NamedTuple):
-    """The result of a training.
+    """Hold the result of a training.
 
     - `steps`: number of optimiser steps.
     - `curve`: pairs of a step and what was evaluated then; without `evaluate`, at

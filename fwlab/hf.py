@@ -1,4 +1,4 @@
-"""Both ways between fwlab and Hugging Face's transformers.
+"""Use fwlab in Hugging Face's transformers, and the other way round.
 
 `patch` lets the models of transformers compute their delta rules with fwlab.
 `FwlabForCausalLM` gives a language model of fwlab the interface of transformers.
@@ -105,7 +105,7 @@ def _hooks() -> tuple[tuple[ModuleType, str], ...]:
     hooks: list[tuple[ModuleType, str]] = []
     for family in FAMILIES:
         package = f"transformers.models.{family}"
-        if importlib.util.find_spec(package) is None:  # not in this version
+        if importlib.util.find_spec(package) is None:  # transformers lacks the model
             continue
         module = importlib.import_module(f"{package}.modeling_{family}")
         called = _called(module)
@@ -148,7 +148,7 @@ def _compute(
 ) -> tuple[Tensor, Tensor | None]:
     """Wrap a rule in the arguments and results of transformers' functions.
 
-    As theirs, it drops what a model passes on to all its layers. A state of theirs is
+    Like theirs, it ignores what a model passes to all its layers. Their state is
     `[batch, heads, key, value]`, the transpose of ours.
     """
     dtype = torch.promote_types(value.dtype, torch.float32)

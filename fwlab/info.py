@@ -1,4 +1,4 @@
-"""Versions and devices of this machine, and what runs on it."""
+"""Report versions and devices of this machine, and which implementations run on it."""
 
 import os
 import platform
@@ -36,7 +36,7 @@ def _waiting() -> str:
 
 
 def _assembler() -> str:
-    """Return the ptxas that Triton uses here, where it is, and why not."""
+    """Return the version and path of Triton's ptxas, and why it is not used, if so."""
     if (triton := version("triton")) is None:
         return "not installed"
     try:
@@ -52,7 +52,7 @@ def _assembler() -> str:
 
 
 def _usable(op: str) -> str:
-    """Return the implementations that run here, and why a kernel does not."""
+    """Return the implementations that run here, and why a kernel does not run."""
     names, forms = ", ".join(ops.implementations(op)), ops.TABLE[op].forms
     kernel = forms.get("triton")
     if reason := kernel and kernel.why_not():

@@ -79,7 +79,7 @@ def look(
     - `model`: in evaluation mode, because dropout acts in training mode.
     - `tokens`: `int64 [time]`, at least 2.
     - `first`: the place, from 0, of the token whose write is followed; None = none.
-    - Returns the layers that are a `FastWeightAttention`, and what the others are, by
+    - Returns all layers that are `FastWeightAttention`, and the kinds of the others, by
       number.
     - Raises `ValueError` for fewer tokens, a `first` that is none of them, or a model
       without such a layer.
@@ -146,7 +146,7 @@ def _watched(number: int, layer: Any, x: Tensor, first: int | None) -> Layer:
     if beta.dim() == 4:  # steps before the heads, or channels after them
         beta = beta.mean(2 if k.dim() == 5 else 3)
     decay = gates["log_decay"][0].exp() if "log_decay" in gates else one[0]
-    if layer.rule == "gated":  # fades by what is written
+    if layer.rule == "gated":  # decays by its write strength
         decay = 1 - beta[0]
     decay = decay if decay.dim() == 3 else decay[..., None]
 
@@ -179,7 +179,7 @@ def _watched(number: int, layer: Any, x: Tensor, first: int | None) -> Layer:
 
 
 class Reading(NamedTuple):
-    """A model and the `text` up to the last of its `tokens`, `int64 [time]`.
+    """Hold a model, and the `text` up to the last of its `tokens`, `int64 [time]`.
 
     `spans`: where each token begins and ends there; `total`: how many tokens the whole
     text has.

@@ -1,4 +1,4 @@
-"""The style of every figure.
+"""Define the style of every figure, and draw common plots.
 
 Colours have one meaning everywhere, and are never the only sign. Each
 has a contrast of at least 3.6 to 1 on white and on dark pages. Ink (axes

@@ -1,4 +1,4 @@
-"""Record the origin of a result: all that is needed to reproduce it."""
+"""Record the origin of a result, to reproduce it."""
 
 import datetime
 import importlib.metadata

@@ -1,4 +1,4 @@
-"""Makes the pages of annotated source, from docs/templates/annotated.
+"""Make the pages of annotated source, from docs/templates/annotated.
 
 Every rule, and every other operation, has a page with its versions side by side, found
 by the forms of `fwlab.ops`. They share the rows of a grid: each function of the
@@ -32,7 +32,7 @@ INDEX, EQUATIONS = "annotated/index.md", "annotated/equations.md"
 #: Letters of formulas that have a colour, as KaTeX has set them.
 LETTER = re.compile('(<span class="mord mathnormal)("[^>]*>([kKvVWβ])<)')
 TINTS = {"k": "key", "v": "value", "w": "W", "β": "beta"}
-#: By parts of addresses, a letter that is something else: projections, an offset.
+#: By parts of addresses, letters with another meaning: projections, an offset.
 OTHER = {"/layers/": "w", "aft": "β"}
 #: By the address of a page, the step of its rule as the rule editor's address holds it.
 STEPS = {
@@ -42,7 +42,7 @@ STEPS = {
 
 
 class Page:
-    """A page with one file, or with several versions side by side.
+    """Make a page with one file, or with several versions side by side.
 
     - `folder`: of its operation, in fwlab/ops.
     - `files`: by version, from the specification on; one alone by "".
@@ -60,7 +60,7 @@ class Page:
         (first, naive), *others = self.sources.items()
         rows = {v: rows_of(self.folder, naive, file) for v, file in others}
         starts = sorted({1}.union(*rows.values()))
-        # What nothing stands beside follows what is before it.
+        # A function without counterpart follows the one before it.
         at = (bisect(starts, index) for index in range(len(naive.functions)))
         rows[first] = [starts[max(found, 1) - 1] for found in at]
         columns = []
@@ -175,7 +175,7 @@ class Page:
 
 
 def prefix(version: str) -> str:
-    """Return what the anchors of a file begin with."""
+    """Return the prefix of the anchors of a file."""
     return f"{version}-" if version else ""
 
 
@@ -207,10 +207,10 @@ def rows_of(folder: str, naive: Source, file: Source) -> list[int]:
 
 
 def _tags(folder: str, file: Source, function: list[Row]) -> set[str]:
-    """Return the equations of a function, step by step."""
+    """Return the equations that a function computes, and those of single steps."""
     name, text, _ = function[0]
     if not name or name.lower() in TABLE:
-        return set()  # of a whole file; or of a call that passes all on
+        return set()  # a whole file, or a call that only delegates
     lines = {number for row in function for number in row.lines}
     tags = {tag for tag, at in file.computed.items() if lines & {*at}}
     tags.update(tag for row in function for tag in TAG.findall(row.note))
@@ -238,7 +238,7 @@ def _operations() -> dict[str, Page]:
         naive = _path(operation.forms["naive"])
         folder = path.relative_to("fwlab/ops").as_posix()
         if folder == "softmax":
-            continue  # its efficient version is PyTorch's
+            continue  # PyTorch has its efficient version
         own = not naive.endswith("naive.py")
         name = PurePosixPath(naive).stem if own else folder.replace("/", "-")
         title = Source(naive if own else f"{path}/__init__.py").summary
@@ -322,7 +322,7 @@ def _equations() -> str:
     papers = []
     for name, paper in equations.papers().items():
         listed, whose = paper["equations"], name
-        if name == "fan2020":  # without numbers: those of the operation stand for them
+        if name == "fan2020":  # without numbers: the operation's are used
             own = equations.listed()["fwlab"]["feedback"]
             listed, whose = {tag: own[tag] for tag in own if tag[0] == "f"}, "feedback"
         if listed:
@@ -334,7 +334,7 @@ def _equations() -> str:
 def _places(paper: str, listed: dict[str, str], whose: str) -> list[dict]:
     """Return the rows of a paper: formulas, and their notebooks, lines and tests.
 
-    Neighbours of which the same is said are one row.
+    Neighbours with equal entries are one row.
 
     - `whose`: numbers they are, where files name them.
     """

@@ -1,4 +1,4 @@
-"""Gives each piece of code an id of its own.
+"""Give each piece of code its own id.
 
 The theme's button copies the first element of an id, which is made from the nearest
 id around the code: two pieces in one such box, both buttons would copy the first.
@@ -7,7 +7,7 @@ id around the code: two pieces in one such box, both buttons would copy the firs
 import re
 from itertools import count
 
-#: A piece of code without an id: with line numbers, theirs are another one.
+#: A piece of code without an id; code with line numbers has another form.
 CODE = re.compile(r"<pre(?![^>]* id=)(?=[^>]*>(?:<span></span>)?<code)")
 
 

@@ -1,4 +1,4 @@
-"""Fill in what docs/course.toml and fwlab.exercises say of notebooks and exercises.
+"""Insert data on notebooks and exercises from docs/course.toml and fwlab.exercises.
 
 The marks `<!-- course: map -->`, `<!-- course: ways -->`, `<!-- course: class -->`,
 `<!-- exercises -->` and `<!-- scoreboard -->` of a page are replaced, and notebooks.py
@@ -200,7 +200,7 @@ def _exercises() -> str:
     return render("course/exercises.md.jinja", exercises=found)
 
 
-#: What takes the place of a mark in Markdown.
+#: The functions whose result replaces a mark in Markdown.
 MADE = {
     "<!-- course: ways -->": lambda: render("course/ways.md.jinja", ways=_ways()),
     "<!-- course: class -->": lambda: render("course/class.md.jinja", course=_course()),

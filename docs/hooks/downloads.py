@@ -1,4 +1,4 @@
-"""The downloads: the package as a wheel, and two editions of each notebook.
+"""Make the downloads: the package as a wheel, and two editions of each notebook.
 
 The wheel is at the root of the site, and {{ wheel }} in a page is its name. The
 setup cell of a notebook installs a wheel that it finds next to it. The edition for
@@ -37,12 +37,12 @@ def on_files(files, config):
 
 
 def build() -> tuple[str, bytes]:
-    """Name and content of the wheel. Needs setuptools, and no network.
+    """Build the wheel; return its name and content. Needs setuptools, and no network.
 
     Errors: `PluginError` if there is no wheel, with the reason.
     """
     with TemporaryDirectory() as folder:
-        # Of a copy: setuptools leaves files next to those that it builds.
+        # Build from a copy: setuptools leaves files next to the sources.
         tree, out = Path(folder, "tree"), Path(folder, "out")
         no_cache = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / "fwlab", tree / "fwlab", ignore=no_cache)

@@ -1,4 +1,4 @@
-"""Which paper's equation numbers a file uses, and where each is stated.
+"""Find the paper whose equation numbers a file uses, and where each is stated.
 
 docs/equations.toml lists the equations of each paper.
 """
@@ -13,7 +13,7 @@ from literate import DISPLAY, Source, named
 from markdown.extensions.toc import slugify
 from repository import ROOT
 
-#: Whose number an equation has, and the number.
+#: The paper or folder of an equation number, and the number.
 Number = tuple[str | None, str]
 #: Lines of files.
 Places = list[tuple[str, int]]
@@ -38,7 +38,7 @@ def every(numbers: str) -> list[str]:
 
 
 def said_of(table: str, paper: str) -> dict[str, str]:
-    """Return what a table of the list says of a paper's equations, by number."""
+    """Return the entries of a table of the list on a paper's equations, by number."""
     rows = listed()[table].get(paper, {})
     return {tag: words for numbers, words in rows.items() for tag in every(numbers)}
 
@@ -51,7 +51,7 @@ def paper(path: str) -> str | None:
 
 
 def whose(path: str, tag: str) -> str | None:
-    """Find whose number this is in a file: a paper's, or ours of a folder of fwlab/ops."""
+    """Find the owner of a number in a file: a paper, or a folder of fwlab/ops."""
     if tag[0].isdigit():
         return listed()["exceptions"].get(path, {}).get(tag) or paper(path)
     having = [family for family, tags in listed()["fwlab"].items() if tag in tags]
@@ -62,7 +62,7 @@ def whose(path: str, tag: str) -> str | None:
 
 
 def by_steps(folder: str, tags: set[str]) -> set[str]:
-    """Return the equations of single steps that these compute, and those themselves.
+    """Return the given equations, and those of the single steps that they compute.
 
     A letter alone means all of the folder's own numbers that begin with it.
     """
@@ -81,7 +81,7 @@ def sources() -> dict[str, Source]:
 
 
 def specifies(file: Source) -> bool:
-    """Say whether a file is a specification: it has a loop over time."""
+    """Return True if a file is a specification: it has a loop over time."""
     return file.path.endswith("naive.py") or "\ndef loop(" in file.text
 
 
@@ -145,7 +145,7 @@ def formulas() -> dict[Number, str]:
         for shown in DISPLAY.findall(text):
             tex = re.sub(r"\\tag\{.*?\}|\s+", " ", shown).strip("$ .,")
             tags = _tagged(shown)
-            # Of many equations, it is only what they have in common.
+            # A display with many equations shows only their common part.
             for tag in tags if len(tags) < 5 else ():
                 found.setdefault((whose(path, tag), tag), tex)
     return found

@@ -37,9 +37,9 @@ MARK = re.compile(r"<!-- figure: (\w+) -->")
 STILL = re.compile(r"<!-- still: ([\w-]+) -->")
 FOLDER = ROOT / "docs" / "figures"
 GALLERY = "<!-- gallery -->"
-#: What a script begins in, and how high it is.
+#: The attributes of the element of a script: its name and height.
 STAGE = re.compile(r' data-figure="\w+"(?: style="[^"]*")?')
-#: Figures of other pages, with what their cards say.
+#: Figures of other pages, with the texts of their cards.
 ELSEWHERE = tomllib.loads((FOLDER / "elsewhere.toml").read_text("utf-8"))
 #: The figures of each script that a page loads, by its name.
 bundles: dict[str, list[str]] = {}
@@ -49,7 +49,7 @@ def on_files(files, config):
     """Write weights as scripts: a page opened from disk cannot fetch a file."""
     bundles.clear()
     for file in [f for f in files if re.fullmatch(r"figures/\w+\.js", f.src_uri)]:
-        files.remove(file)  # only its bundle is in the site
+        files.remove(file)  # the site has only its bundle
     for path in sorted(FOLDER.glob("*/*.safetensors")):
         name = path.relative_to(FOLDER).as_posix()
         letters = b64encode(path.read_bytes()).decode()
@@ -137,7 +137,7 @@ def _cards(gallery, config, files):
 def _figure(name: str, attributes: str, page) -> str:
     title = ELSEWHERE.get(name, {"title": page.title})["title"]
     kept = _kept(name)
-    if "fw-step" in attributes:  # its script makes a figure of the other one
+    if "fw-step" in attributes:  # only the other element becomes a figure
         kept = STAGE.sub("", kept)
     return f'<figure {attributes} aria-label="{title}">{kept}</figure>'
 

@@ -1,6 +1,6 @@
-"""Sets the formulas of all pages with KaTeX, in Node, once all pages are made.
+"""Set the formulas of all pages with KaTeX, in Node, once all pages are made.
 
-So they need no script in the browser: they are there without scripts and in
+Formulas then need no script in the browser: they appear without scripts and in
 print, and nothing moves when they appear. arithmatex marks them. A formula that KaTeX
 cannot set stops the build.
 
@@ -21,21 +21,21 @@ from mkdocs.plugins import event_priority
 from packages import MODULES, fetched, npm
 from repository import ROOT
 
-#: What is inside of an element of arithmatex, and what may not begin a line after it:
+#: The content of an element of arithmatex, and punctuation that may not begin a line:
 #: it becomes the end of a formula in a line.
 MARKED = re.compile(
     r'(<(span|div) class="arithmatex">)\s*(?:\\\((.*?)\\\)|\\\[(.*?)\\\])\s*</\2>([.,;:!?)\]]*)',
     re.DOTALL,
 )
-#: Of an equation, or of several that belong together: "24", "8--11", "d1".
+#: The tag of an equation, or of several that belong together: "24", "8--11", "d1".
 TAG = re.compile(r"\\tag\{((\w+)(?:--\w+)?)\}")
-#: What follows an equation that has lines, up to the first of them.
+#: The text between an equation with lines and the address of the first line.
 LINE = re.compile(r'\s*<p class="places"[^>]*>[^<]*<a href="([^"]+)"')
-#: Set in this run: while a page is being written, others stay as they are.
+#: The formulas of this run: `mkdocs serve` sets only new ones.
 done: dict[tuple[str, bool], str] = {}
 
 
-@event_priority(-100)  # when all that makes or reads pages has seen TeX
+@event_priority(-100)  # after all hooks that make or read pages
 def on_env(env, config, files):
     pages = [f.page for f in files.documentation_pages() if f.page and f.page.content]
     asked = {
@@ -88,12 +88,12 @@ def _set(asked: dict[tuple[str, bool], str]) -> None:
 
 
 def _html(found: re.Match, page, files) -> str:
-    """Return what replaces a marked formula."""
+    """Return the HTML that replaces a marked formula."""
     element, name, mark = found[1], found[2], found[5]
     html = done[_formula(found)]
     if label := _label(found):
         link = _link(label, found, page, files)
-        # Outside of what is hidden from screen readers.
+        # Outside of the part that is hidden from screen readers.
         html = html.removesuffix("</span></span>") + link + "</span></span>"
     return f"{element}{html}</{name}>{mark if name == 'div' else ''}"
 

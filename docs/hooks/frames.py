@@ -1,4 +1,4 @@
-"""Computes, by fwlab itself, the numbers of figures whose controls have few positions.
+"""Compute with fwlab the numbers of figures whose controls have few positions.
 
 Each function of `DATA` returns what a script of docs/figures imports as
 "fwlab-NAME"; docs/hooks/figures.py puts it in.
@@ -45,7 +45,7 @@ BETAS = (1, 0.8, 0.5, 0.9, 1, 0.6, 0.8, 1, 0.7, 0.5, 0.9, 1)
 
 
 def chunks() -> dict:
-    """Compute what the loop reads; and for each size of chunks, (d1) to (d3)."""
+    """Compute the outputs of the loop and, for each size of chunks, (d1) to (d3)."""
     angles = _exact([KEYS, QUERIES]).deg2rad()
     k, q = torch.stack([angles.cos(), angles.sin()], dim=-1)
     v, beta = _exact(VALUES), _exact(BETAS)
@@ -61,7 +61,7 @@ def chunks() -> dict:
         held.append(k[i] @ W[0, 0].mT)
         y, W = rule(slice(i, i + 1), W)
         reads.append(y[0, 0, 0])
-    U = beta[:, None] * (v - torch.stack(held))  # what each step writes
+    U = beta[:, None] * (v - torch.stack(held))  # the write of each step
     made = {}
     for size in (3, 4, 6):
         cuts = [slice(i, i + size) for i in range(0, len(k), size)]
@@ -92,8 +92,8 @@ def _swap(one: str, other: str) -> tuple:
     return [x / math.hypot(*way) for x in way], (0, 0), 2
 
 
-#: A label, what it says, the steps (key, value, how often what the key holds is
-#: erased), what remains of each column, and of all for a rung that cannot erase.
+#: A label, its meaning, the steps (key, value, how often the value of the key is
+#: erased), the decay of each column, and of all for a rung that cannot erase.
 TOKENS = (
     ("A", "A gets a value", [_put("A", (1, 0))], ONE, 1),
     ("B", "B gets a value", [_put("B", (0, 1))], ONE, 1),
@@ -110,7 +110,7 @@ TOKENS = (
         *([_swap("B", "C"), _swap("A", "B")], ONE, 1),
     ),
 )
-#: What each rung adds; whether it fades all alike or by columns; how much it erases
+#: The new ability of each rung; if it fades all alike or by columns; how much it erases
 #: at least and at most.
 RUNGS = {
     "sum": ("write pairs", "", 0, 0),
@@ -151,7 +151,7 @@ def ladder() -> dict:
             reads = keys @ W.mT
             tokens.append(_lists(before=before, W=W, reads=reads) | {"steps": taken})
         runs[name] = {"adds": adds, "tokens": tokens}
-    # The last rung does all that is wanted.
+    # The reads of the last rung are the right ones.
     wanted = [token["reads"] for token in runs["more steps"]["tokens"]]
     for run in runs.values():
         for token, right in zip(run["tokens"], wanted, strict=True):

@@ -1,4 +1,4 @@
-"""Explains a term of the glossary where a page uses it first.
+"""Explain a term of the glossary where a page uses it first.
 
 The term becomes a link to its entry in docs/notation.md; the first sentences
 of the entry appear on hover and focus, and on the first tap. There, each symbol
@@ -25,9 +25,9 @@ SYMBOL = re.compile(r"<tr>(?=\s*<td>(?:(?!</td>).)*</td>\s*<td><code>(\w+)</code
 #: Words of the glossary that have another meaning, or none, on most pages.
 COMMON = {"capacity", "causal", "gate", "head", "key", "query", "value", "kernel"}
 COMMON |= {"step", "state", "naive", "efficient", "retrieval", "streaming"}
-#: Characters of an explanation; what is longer is cut after a sentence.
+#: Characters of an explanation; a longer one is cut after a sentence.
 LONGEST = 240
-#: Where a link would be wrong, or too much.
+#: Elements in which a link would be wrong or superfluous.
 SKIPPED = "a|h[1-6]|code|pre|svg|script|style|summary|button|label|legend|form|t[dh]"
 SKIPPED = re.compile(rf"<(/?)({SKIPPED})\b")
 PARTS = re.compile(r"(<[^>]*>|\\\(.*?\\\)|\\\[.*?\\\]|\$[^$]*\$)", re.DOTALL)

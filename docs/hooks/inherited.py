@@ -1,4 +1,4 @@
-"""An extension of mkdocstrings.
+"""Extend mkdocstrings.
 
 A method that overrides another one without a docstring of its own shows that of the
 other. An operation shows the signature that callers see, with the options that a
@@ -16,7 +16,7 @@ from fwlab.ops import TABLE
 
 
 class Shown(griffe.Extension):
-    """Completes what griffe reads of the package."""
+    """Complete the data that griffe reads of the package."""
 
     def on_package(self, *, pkg: griffe.Module, **_: object) -> None:
         inherit(pkg)

@@ -1,4 +1,4 @@
-"""What a GPU has timed, and what the compiler says of its memories: results.py draws it.
+"""Read the times that a GPU has measured, and the compiler's report on memory use.
 
 tests/machine/test_compiled.py writes the numbers of the compiler.
 """
@@ -9,19 +9,19 @@ from fwlab.files import read_json
 from fwlab.ops import TABLE
 from fwlab.ops.linear.kernels import NARROW
 
-#: Calls that a GPU has timed, next to others.
+#: The file of the calls that a GPU has timed, next to other libraries.
 PEERS = "gpu-nvidia-h200.json"
 
 
 def measured() -> dict:
-    """Return times of each operation at its longest, and those of others in ours.
+    """Return times of each operation at its longest, and other libraries' in our times.
 
-    The longest size is measured first; multiples of our times are those of all sizes.
+    The longest size is measured first; multiples of our times cover all sizes.
     """
     run, rows, ratios = _read(PEERS), {}, {"fla": [], "efficient": []}
     for row in run["rows"]:
         if row["op"] not in TABLE:
-            continue  # one that has ended
+            continue  # a measurement that has ended
         if row["side"] == "triton":
             case, ours = row["case"], row["ms"]
         else:
@@ -33,7 +33,7 @@ def measured() -> dict:
 
 
 def places() -> dict:
-    """Return what the compiler and the card say of the kernel that is drawn."""
+    """Return the report of compiler and card on the kernel that is drawn."""
     use = _read("kernels.json")["kernels"]["delta 64"]["forward, sm_90"]
     return {"use": use, "chunk": NARROW.C, "card": _read(PEERS)["card"]}
 

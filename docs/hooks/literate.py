@@ -1,4 +1,4 @@
-"""Cuts a Python file into notes and code.
+"""Cut a Python file into notes and code.
 
 Docstrings and full-line comments become notes, set as Markdown; the code keeps its
 line numbers. A comment such as `# Eq. 24` or `# (d1)` names the equation with that tag.
@@ -27,15 +27,15 @@ REFERENCE = re.compile(
     r"\bEqs?\.\s+\w+(?:(?:-|, | and | to )[a-z]?\d+)*|\((?P<own>[a-z]\d+)\)"
 )
 NUMBER = re.compile(r"\b(?:[a-z]\d+|\d+[a-z]?)\b")
-#: What has a colour of its own, by its name in the code without the index of a step.
+#: Colours of variables, by their names in the code without the index of a step.
 TINTS = {"k": "key", "K": "key", "v": "value", "V": "value", "v_bar": "value"}
 TINTS |= {"V_bar": "value", "W": "W", "beta": "beta", "b_t": "beta"}
-#: They look alike, and are half of a page.
+#: Half of all tokens, which need no markup because they look alike.
 PLAIN = Name, Operator, Punctuation, Text
 
 
 class Row(NamedTuple):
-    """A note and the lines of code below it; both may be empty."""
+    """Hold a note and the lines of code below it; both may be empty."""
 
     name: str  # of the function or class that begins here
     note: str
@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
 
 class Source:
-    """A file of the package."""
+    """Read a file of the package."""
 
     def __init__(self, path: str):
         self.path = path
@@ -87,7 +87,7 @@ class Source:
                 notes[first] = name, ast.get_docstring(node) or ""
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
                 for before, text in pairwise([None, *node.body]):
-                    # A docstring, or what is said below a constant or a field.
+                    # A docstring, or a text below a constant or a field.
                     if _is_text(text) and not isinstance(before, ast.Expr):
                         hidden.update(range(text.lineno, text.end_lineno + 1))
                         if before:
@@ -113,7 +113,7 @@ class Source:
 
     @property
     def functions(self) -> list[list[Row]]:
-        """Return the rows of each function; first what the file says of itself."""
+        """Return the rows of each function, after the docstring of the file."""
         found: list[list[Row]] = []
         for row in self.rows:
             if row.name or not found:
@@ -131,8 +131,8 @@ class Source:
         """Write each line as HTML, with its number.
 
         - `prefix`: of its anchor.
-        - `link`: what to make of a comment.
-        - `defined`: where what the file uses is explained.
+        - `link`: turns a comment into HTML.
+        - `defined`: the addresses of functions and classes that the file uses.
         """
         html, before = "", ""
         for (kind, text), (_, after) in pairwise([*self.tokens, (Text, "")]):
@@ -181,7 +181,7 @@ def linked(text: str, address: Callable[[str], str | None]) -> str:
 
     def one(match: re.Match) -> str:
         numbers = NUMBER.findall(match[0])
-        if len(numbers) == 1:  # with the word, which is easier to hit
+        if len(numbers) == 1:  # link the word too: it is easier to hit
             return anchor(numbers[0], match[0])
         return NUMBER.sub(lambda number: anchor(number[0], number[0]), match[0])
 
@@ -199,8 +199,8 @@ def note(
 ) -> str:
     """Return the Markdown of a note.
 
-    - `address`: where an equation is to be found.
-    - `equation`: what to make of a displayed equation and its tag.
+    - `address`: returns the address of an equation.
+    - `equation`: turns a displayed equation and its tag into HTML.
     """
 
     def displayed(part: str) -> str:

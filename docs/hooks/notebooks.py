@@ -1,6 +1,6 @@
-"""Makes pages of notebooks/*.ipynb: each becomes Markdown before MkDocs reads it.
+"""Make pages of notebooks/*.ipynb: each becomes Markdown before MkDocs reads it.
 
-Headings, formulas, links and code are then those of any page. What is no Markdown,
+Headings, formulas, links and code are then those of any page. Content without Markdown,
 such as a drawing or a question, takes the place of a mark once the page is HTML:
 converting it would change it.
 """
@@ -34,7 +34,7 @@ ASKED = re.compile(r'(predict|quiz)\("(\w+)"')
 FOLDED = re.compile(r"# (?:@title )?(Setup|Draws [^\n]+)")
 #: The paragraph of an exercise, or of a derivation, begins with its number.
 TASK = re.compile(r"^\*\*\d\. .+?(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)
-#: What a notebook says of its time and needs, as the head of its page does.
+#: The paragraph on time and needs, which the head of the page repeats.
 ITALIC = re.compile(r"^\*(?=[^*])(.+?)\*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[([^\]]+)\]\(\.\./(docs|fwlab)/([^)\s]*)\)")
 FRAME = re.compile(r'<img [^>]*src="data:image/svg\+xml;base64,([^"]+)"[^>]*>')
@@ -96,7 +96,7 @@ def on_page_content(html, page, config, files):
 
 
 class Page:
-    """A notebook as Markdown, and the HTML of its marks in `raw`."""
+    """Hold a notebook as Markdown, and the HTML of its marks in `raw`."""
 
     def __init__(self, uri: str, config):
         self.config, self.stem = config, posixpath.basename(uri).removesuffix(".ipynb")
@@ -182,7 +182,7 @@ class Page:
         for place, text in reversed([*enumerate(self.parts)]):
             if tasks := [*TASK.finditer(text)]:
                 end = tasks[-1].end()
-                if text[:end].endswith(" }"):  # of another name
+                if text[:end].endswith(" }"):  # the anchor of another name
                     return False
                 self.parts[place] = f"{text[:end]}\n{{: #{name} }}{text[end:]}"
                 return True
@@ -245,7 +245,7 @@ def _without_facts(found: re.Match) -> str:
 
 
 def _question(name: str, predicted: bool) -> dict:
-    """Write what the page needs in order to ask, and to judge an answer, as HTML."""
+    """Write the HTML with which the page asks a question, and checks an answer."""
     question = QUESTIONS[name]
     plain = ("name", "text", "choices", "truth", "tolerance", "percent")
     return {field: getattr(question, field) for field in plain} | {

@@ -1,4 +1,4 @@
-"""Copies the packages that docs/tools/npm.py has fetched into the site."""
+"""Copy the packages that docs/tools/npm.py has fetched into the site."""
 
 import sys
 from base64 import b64encode
@@ -13,7 +13,7 @@ import npm
 
 MODULES = npm.MODULES
 FONTS = MODULES / "@fontsource"
-#: Of a typeface: its name, weight and style, its letters, and whether it is put into
+#: Typefaces: name, weight and style, letters, and whether it is put into
 #: styles/site.css, since text would move when it comes later.
 FACES = (
     ("Sans", 400, "normal", "latin", True),
@@ -66,7 +66,7 @@ def _file(name: str, weight: int, style: str, letters: str) -> Path:
 
 
 def _face(name: str, weight: int, style: str, letters: str, inside: bool) -> str:
-    """Write a face as CSS; what is not inside is fetched on first use."""
+    """Write a face as CSS; a file that is not inside is fetched on first use."""
     path = _file(name, weight, style, letters)
     url = f"../assets/fonts/{path.relative_to(FONTS).as_posix()}"
     if inside:

@@ -1,7 +1,7 @@
-"""Draws the plots of the results, and prepares drawings for pages.
+"""Draw the plots of the results, and prepare drawings for pages.
 
 The same numbers give the same bytes: nothing in a drawing depends on the
-date or on chance. Every plot is a function of what docs/results/*.json
+date or on chance. Every plot is a function of the data that docs/results/*.json
 holds.
 """
 
@@ -33,7 +33,7 @@ from fwlab.plots import (
     style,
 )
 
-#: Points: letters of at least 11 pixels where the page is 390 wide.
+#: Font size in points: letters have at least 11 pixels where the page is 390 wide.
 LETTERS = 11.5
 #: Colour and marker of each family of mixers, and its members.
 FAMILIES = {
@@ -55,13 +55,13 @@ OUTLINES = re.compile(
 )
 #: The colours of pages in light and dark that take the place of a drawing's.
 COLOURS = {INK: "currentColor", PAPER: "var(--fw-paper)", DIGITS: "var(--fw-digits)"}
-#: What matplotlib's formulas have in these drawings.
+#: The symbols of matplotlib's formulas in these drawings.
 SIGNS = {"beta": "β", "delta": "δ", "nu": "ν", "phi": "φ", "sigma": "σ"}
-#: Of a formula: what is below or above its line, letters, and the rest.
+#: The parts of a formula: indices and exponents, letters, and the rest.
 PIECES = re.compile(r"([_^])(?:\{([^}]*)\}|(.))|([^\W\d_])|([^_^])")
-#: The site's letters are narrower: so much larger, a text is as wide as before.
+#: The site's letters are narrower: this factor keeps the width of a text.
 LARGER = 1.1
-#: Points: letters of at least 9 pixels where the page is 390 wide.
+#: Font size in points: letters have at least 9 pixels where the page is 390 wide.
 MINIMUM = 11
 
 
@@ -96,7 +96,7 @@ def _letters(drawn: re.Match) -> str:
     font = LARGER * size
     place = f'textLength="{width:.2f}" lengthAdjust="spacingAndGlyphs"'
     if font < MINIMUM:
-        # From its middle it grows, or away from its axis.
+        # A text grows from its middle, or away from its axis.
         before = drawn.string[: drawn.start()].rpartition('id="text_')[0]
         tick = before.rfind('id="ytick_') > before.rfind('id="text_')
         at, anchor = (width, "end") if tick else (width / 2, "middle")
@@ -112,7 +112,7 @@ def _letters(drawn: re.Match) -> str:
 
 
 def _formula(tex: str, font: float) -> str:
-    """Set what stands between two $ in a text of this size."""
+    """Set the formula between two $ in a text of this size."""
     tex = re.sub(r"\\mathdefault\{(.*)\}", r"\1", tex)
     tex = re.sub(r"\\sqrt\{(.*)\}", r"√\1", tex)
     tex = re.sub(r"\\([a-z]+) ?", lambda name: SIGNS.get(name[1], ""), tex)
@@ -120,7 +120,7 @@ def _formula(tex: str, font: float) -> str:
     made = ""
     for sign, group, one, letter, rest in PIECES.findall(tex):
         if sign:
-            # What follows is on the line again, also outside of the formula.
+            # The text that follows is on the line again, also outside of the formula.
             away = font * {"^": -0.38, "_": 0.15}[sign]
             inner = (
                 f'<tspan dy="{away:.2f}" font-size="{0.7 * font:.2f}">{group or one}'
@@ -154,10 +154,10 @@ def chart(
 ) -> str:
     """Draw a row for each name: all seeds as marks with their middle at its end.
 
-    - `name`, `title`: of the drawing, and what it says to those who do not see it.
+    - `name`, `title`: of the drawing, and its description for screen readers.
     - `series`: for each entry of the legend, numbers by name; the entry with the
       most names gives their order.
-    - `line`: where a dashed line stands, and what it is.
+    - `line`: the place of a dashed line, and its label.
     - `log`: the ticks of a logarithmic axis.
     """
     order = list(max(series.values(), key=len))

@@ -1,4 +1,4 @@
-"""The description of a page: what a link to it shows below its title.
+"""Write the description of a page, which a link to it shows below its title.
 
 A page gives it as `description` in its front matter; otherwise it is the
 first paragraph. docs/templates/theme/main.html writes it into the page.
@@ -12,7 +12,7 @@ LONGEST = 200
 
 def on_page_content(html, page, config, files):
     text = page.meta.get("description") or _first_paragraph(html)
-    # Templates of the theme do not escape what they write into attributes.
+    # Templates of the theme do not escape text in attributes.
     page.meta["description"] = escape(_plain(text or config.site_description))
     return html
 

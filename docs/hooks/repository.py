@@ -1,8 +1,8 @@
-"""Addresses that follow from `repo_url` in mkdocs.yml, if it is set.
+"""Derive addresses from `repo_url` in mkdocs.yml, if it is set.
 
 The variable REPO_URL sets it. Without it, nothing on the site links to a
 repository: these functions return None, and lines with {{ repo_url }} or
-{{ colab }} are dropped from the pages. {{ wheel }} is what downloads.py has built.
+{{ colab }} are dropped from the pages. {{ wheel }} is the file of downloads.py.
 """
 
 import re

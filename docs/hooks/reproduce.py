@@ -1,4 +1,4 @@
-"""Puts results of docs/reproduce/NAME.py in place of `<!-- reproduce: ... -->`.
+"""Insert results of docs/reproduce/NAME.py in place of `<!-- reproduce: ... -->`.
 
 `NAME` is the figure, the claims and the hyper-parameters of an experiment; `index`
 draws all claims, and `claims` is a table of them. The file of this table is written by
@@ -42,7 +42,7 @@ RATES = ("lr", "rate")
 
 
 class Row(NamedTuple):
-    """A claim of an experiment, and how a table says it."""
+    """Hold a claim of an experiment, as a row of a table."""
 
     experiment: Experiment
     claim: Claim
@@ -65,25 +65,25 @@ class Row(NamedTuple):
 
     @property
     def corpora(self) -> str:
-        """Say what the points of its experiment have read."""
+        """Name the texts that the points of its experiment have read."""
         results = _load(self.experiment.name, False)
         return "; ".join(_texts(results["points"] if results else Points()))
 
     @property
     def protocol(self) -> str:
-        """Say how it differs from the published one; a claim of ours has none."""
+        """Describe how it differs from the published one; a claim of ours has none."""
         return self.claim.protocol or "the same" if self.claim.published else "–"
 
 
 def on_files(files, config):
-    _load.cache_clear()  # `mkdocs serve` builds again
+    _load.cache_clear()  # `mkdocs serve` rebuilds
     return files
 
 
 def on_page_markdown(markdown, page, config, files):
     if page.file.src_uri.startswith("reproduce/"):
         page.meta.setdefault("styles", []).append("styles/reproduce.css")
-        page.meta["hide"] = ["navigation"]  # its room is for the tables
+        page.meta["hide"] = ["navigation"]  # the tables need its space
     return markdown
 
 
@@ -159,7 +159,7 @@ def _setup(experiment: Experiment, points: Points) -> dict[str, Any]:
     """Return the hyper-parameters that runs recorded, a row for each mixer.
 
     - Returns `equal`, texts by name where all rows are equal; `columns`; and
-      `rows` of texts. What a row is, the settings that are words say.
+      `rows` of texts. Settings that are words name a row.
     """
     known = experiment.points(False)[0]
     words = [name for name, value in known.items() if isinstance(value, str)]

@@ -1,6 +1,6 @@
-"""Fills the pages of results: Findings, Speed and Tables.
+"""Fill in the pages of results: Findings, Speed and Tables.
 
-These pages are templates: NUMBERS has what they ask of docs/results/*.json. Plots of the
+The pages are templates: NUMBERS has values of docs/results/*.json. Plots of the
 same files and of experiments go in place of `<!-- plot: PLOT -->`. A table whose command
 has ended is a CSV file beside its numbers, and such a plot a drawing in docs/images.
 """
@@ -56,7 +56,7 @@ def on_page_content(html, page, config, files):
 
 
 def _origin(file: str) -> str:
-    """Say what is needed to reproduce the numbers of a file."""
+    """Describe the origin of the numbers of a file, to reproduce them."""
     return render("origin.md.jinja", file=file, run=_read(file))
 
 
@@ -69,7 +69,7 @@ def _frozen(name: str, file: str) -> str:
 
 
 def _mixers() -> list[dict]:
-    """Return the losses of each mixer, and its speed, which the control has none of."""
+    """Return the losses of each mixer, and the speed of all but the control."""
     measured = {row["mixer"]: row for row in _read(BENCH)["mixers"]}
     none = dict.fromkeys(measured["softmax"])
     return [
@@ -81,7 +81,7 @@ def _mixers() -> list[dict]:
 
 def _stacks() -> list[dict]:
     """Draw losses of layers as published and of hybrid stacks."""
-    # Their baseline: attention that compares by distance.
+    # Their baseline is attention with relative positions.
     baseline = [run for run in _runs() if _mixer(run) == "transformer-xl"]
     return _best([*_read_all(HYBRIDS), *baseline], _options)
 
@@ -347,7 +347,7 @@ def _read(name: str) -> dict:
     return read_json(RESULTS / f"{name}.json")
 
 
-#: What pages may ask for.
+#: The values that pages may use.
 NUMBERS = {"of": _of, "results": _read}
 NUMBERS |= {"mixers": _mixers, "stacks": _stacks, "versions": _versions}
 NUMBERS |= {"runs": _runs, "frozen": _frozen, "origin": _origin}

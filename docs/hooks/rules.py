@@ -1,4 +1,4 @@
-"""Puts W of a rule in place of `<!-- memory: RULE -->`, after three tokens.
+"""Replace `<!-- memory: RULE -->` by the W of a rule, after three tokens.
 
 Ada is in Rome, Bob is in Lima, then Ada is in Oslo. Bob's key has two channels, of
 which a decay per channel spares the second.
@@ -14,7 +14,7 @@ from fwlab.ops import TABLE
 
 float64 = partial(torch.tensor, dtype=torch.float64)
 MARK = re.compile(r"<!-- memory: (\w+) -->")
-#: Those of Rome, Lima and Oslo; each city has a row of W.
+#: The values of Rome, Lima and Oslo; each city has a row of W.
 KEYS = float64([[1, 0, 0], [0, 0.8, 0.6], [1, 0, 0]])
 DECAY, ONES = float64([0.7, 0.7, 1]).log(), torch.ones(3).double()
 
@@ -36,7 +36,7 @@ def memory(name: str) -> list[list[float]]:
 def write(name: str, told: dict[str, torch.Tensor], W: torch.Tensor | None):
     """Return the fast weights after one token of one sequence, for one head.
 
-    - `told`: what any rule takes; a decay is that of each channel, and the smallest
+    - `told`: the arguments of all rules; a decay is one per channel, or the smallest
       where a rule has one for all. Both steps of a token may have the same.
     """
     rule, given = TABLE[name].rule, {"state": W, "return_state": True}
@@ -46,7 +46,7 @@ def write(name: str, told: dict[str, torch.Tensor], W: torch.Tensor | None):
         x = told[tensor]
         if tensor == "log_decay":
             if name in ("sum_rule", "gated_rule"):
-                continue  # without one, as on the page
+                continue  # no decay, as on the page
             x = x if "key" in dims else x.min()
         if x.dim() < len(dims) - 3:
             x = x.expand(2, *x.shape)

@@ -1,6 +1,6 @@
-"""Reads the pages for the search, and writes it as one script.
+"""Read the pages for the search, and write its index as one script.
 
-The theme has the field and draws what is found; its own index stays empty.
+The theme has the field and shows the results; its own index stays empty.
 `scripts/iframe-worker.js` loads the script when a reader first enters the field;
 `scripts/search.js`, the last part of it, finds and ranks.
 """
@@ -30,8 +30,8 @@ SHORT = 40
 #: Tables whose rows readers look up, by the head of the first column: what a row
 #: is called, from its cells.
 ROWS = {"Eq.": "Eq. {}", "Symbol": "{} · {}"}
-#: What is beside headings, source code that the annotated pages have, numbers of
-#: lines, and what is no text.
+#: Elements to skip: links beside headings, code of the annotated pages, numbers of
+#: lines, and elements without text.
 OUT = (
     ".headerlink, .doc-labels, .mkdocstrings-source, [data-search-exclude], pre a, "
     "button, col, hr, img, input, script, style, wbr"
@@ -75,7 +75,7 @@ def on_post_build(config):
 
 
 def once(sections: list[dict]) -> list[dict]:
-    """Return the sections without what an earlier page says; drop those left empty."""
+    """Return the sections without texts of earlier pages; drop empty sections."""
 
     def rank(section):
         pages = enumerate(FIRST)
@@ -103,7 +103,7 @@ def read(url: str, title: str, html: str) -> list[dict]:
         cell.insert(0, "\t")
     for line in page.find_all("br"):
         line.replace_with(" ")
-    blocks = {id(page): page}  # of each element and text
+    blocks = {id(page): page}  # the block of each element and text
     for node in page.descendants:
         around = blocks[id(node.parent)]
         # A row is one text, whatever is in its cells.

@@ -1,6 +1,6 @@
-"""Renders docs/templates: HTML of tables and figures, Markdown of pages.
+"""Render docs/templates: HTML of tables and figures, Markdown of pages.
 
-Templates for HTML (.html) escape what is put into them, templates for
+Templates for HTML (.html) escape inserted values, templates for
 Markdown (.md.jinja) do not. Material itself reads those in theme/, which
 override its own.
 """

@@ -1,4 +1,4 @@
-"""Formulas as plain text, for places that cannot typeset them, and the other way round."""
+"""Convert formulas to plain text, for places that cannot typeset them, and back."""
 
 import re
 import unicodedata
@@ -6,7 +6,7 @@ from html import escape
 
 from matplotlib._mathtext_data import tex2uni
 
-#: Where the usual characters are others than those of matplotlib's formulas.
+#: Characters that differ from those of matplotlib's formulas.
 SYMBOLS = {"cdot": "·", "cdots": "…", "dots": "…", "ge": "≥", "le": "≤", "sim": "~"}
 SYMBOLS |= {"lVert": "‖", "rVert": "‖", "lvert": "|", "rvert": "|", "mid": "|"}
 SYMBOLS |= {"phi": "φ", "prod": "Π", "sum": "Σ", "top": "ᵀ"}
@@ -14,13 +14,13 @@ SYMBOLS |= {"phi": "φ", "prod": "Π", "sum": "Σ", "top": "ᵀ"}
 ACCENTS = {"bar": "\u0304", "hat": "\u0302", "tilde": "\u0303", "dot": "\u0307"}
 ACCENTS |= {"overline": "\u0304", "widehat": "\u0302", "widetilde": "\u0303"}
 GROUP = r"\s*(?:\{([^{}]*)\}|(\\[a-zA-Z]+|\w))"
-#: Commands that only change how their argument or what follows looks.
+#: Commands that only change the look of their argument or of the text behind them.
 LOOK = (
     r"\\(?:text|texttt|textstyle|mathbb|phantom|mathrm|mathbf|mathit|mathsf|mathcal|operatorname|boldsymbol|left|right"
     r"|bigg?|Bigg?|bigl|bigr|Bigl|Bigr|displaystyle|limits|underbrace|color\{\w+\})(?![a-zA-Z])"
 )
 
-#: What a terminal writes as a word.
+#: The symbols that a terminal writes as words.
 WORDS = {"beta": "β", "phi": "φ", "nu": "ν", "v_bar": "v̄", "sqrt(": "√("}
 
 

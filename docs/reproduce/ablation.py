@@ -1,4 +1,4 @@
-"""What position codes and attention normalisation do to the delta rule.
+"""Train the delta rule with and without position codes and attention normalisation.
 
 Table 3 of Schlag et al. 2021, at a size that a processor can train.
 """
@@ -29,7 +29,7 @@ VARIANTS = {
 }
 #: Feature maps: the paper's Delta Network has ELU + 1.
 MAPS = {"linear": "ELU + 1", "dpfp": "DPFP"}
-#: Neither, and keys and queries that nothing divides either.
+#: Neither of both, and keys and queries without a normalisation.
 RAW = {f"{name}, keys not divided": map for map, name in MAPS.items()}
 #: The baselines, in place of a feature map.
 ROTARY = "softmax, rotary positions"
@@ -39,7 +39,7 @@ BASELINES = text.CONTROLS | {ROTARY: text.ROTARY_SOFTMAX}
 def points(quick: bool) -> list[Point]:
     variants = [(map, *each) for map in MAPS for each in VARIANTS]
     if quick:
-        variants = variants[:4]  # of one map
+        variants = variants[:4]  # the variants of one map
     names = ("map", "positions", "normalize")
     settings = [dict(zip(names, x, strict=True)) for x in variants]
     others = [*BASELINES, *([*RAW][:1] if quick else RAW)]

@@ -1,6 +1,6 @@
 """Compare ways to compute AFT with large keys.
 
-The mean of Eq. 2 of Zhai et al. (2021), for a causal sequence, computed
+The mean of Eq. 2 of Zhai et al. (2021), for a causal sequence, is computed
 in seven ways. The gate plays no part in this, so it is left out.
 """
 

@@ -1,7 +1,7 @@
-"""The Attention Free Transformer against a transformer of equal size.
+"""Compare the Attention Free Transformer with a transformer of equal size.
 
 Images of digits pixel by pixel, text character by character, and one
-layer alone, whose memory and speed are measured as sequences grow.
+single layer, whose memory and speed are measured as sequences grow.
 """
 
 from collections.abc import Callable, Iterator
@@ -45,7 +45,7 @@ TOKENS = 1024
 #: Optimiser steps between evaluations; training ends after this many of
 #: them without a better one.
 EVERY, PATIENCE = 100, 5
-#: Sequences and width of the layer that is measured alone.
+#: Sequences and width of the single layer that is measured.
 BATCH, WIDTH = 4, 128
 SOFTMAX, DENSE, ROTARY = "softmax", "softmax, dense", "softmax, rotary"
 #: The text, as in `load`.
@@ -55,7 +55,7 @@ LENGTHS = (64, 128, 256, 512)
 
 
 class AFTConvImage(AFTConv):
-    """AFT-conv for the pixels of an image, one after the other.
+    """Compute AFT-conv for the pixels of an image, one after the other.
 
     Biases depend on the rows and columns between two pixels. A token is
     the pixel before the one that it predicts; the start token counts as
@@ -87,7 +87,7 @@ class AFTConvImage(AFTConv):
 
 
 class Dense(SoftmaxAttention):
-    """Softmax attention that computes the matrix of all pairs of steps."""
+    """Compute softmax attention with the matrix of all pairs of steps."""
 
     def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
         return super().forward(x, implementation="naive")
@@ -121,9 +121,9 @@ ABLATED: dict[str, Callable[[int, int], nn.Module]] = {
     WHOLE: lambda d, T: AFTFull(d, T),
     **{name: local(window) for window, name in WINDOWS.items()},
 }
-#: Those that need no table of positions, all on text alone.
+#: Layers that need no table of positions, all only on text.
 WITHOUT_POSITIONS = (ROTARY, CONVOLVED, CONVOLUTION)
-#: Layers that are trained on images, on text, and that are measured alone.
+#: Layers that are trained on images, and that are measured as single layers.
 OF_IMAGES = [name for name in LAYERS if name not in (DENSE, *WITHOUT_POSITIONS)]
 OF_LENGTHS = [name for name in OF_IMAGES if name != "aft-conv-2d"] + [DENSE]
 OF_TEXT = [name for name in LAYERS if name not in (DENSE, "aft-conv-2d")]
@@ -209,7 +209,7 @@ def passes(mixer: str, T: int, d_model: int) -> Callable[[], object]:
 
 
 class Data(NamedTuple):
-    """Sequences of tokens: `[count, T + 1]`, the last one is predicted only.
+    """Hold sequences of tokens: `[count, T + 1]`, the last one is predicted only.
 
     - `symbols`: number of different tokens.
     - `draw`: training sequences, this many.
@@ -310,7 +310,7 @@ def train(model: nn.Module, data: Data, budget: int, lr: float) -> Point:
     """Train until the loss of `check` no longer falls.
 
     - `budget`: maximum number of optimiser steps; `lr`: learning rate.
-    - Returns what came out where that loss was lowest: bits per token
+    - Returns the results where that loss was lowest: bits per token
       of `test` (`loss`) and of `seen` (`train`), and the optimiser step; and
       pairs of a step and the loss of `check`, at most 20.
     """
@@ -362,7 +362,7 @@ PUBLISHED = {
     "text": {"softmax": 1.130, "aft-local": 1.154, "aft-simple": 1.209},
     "layer": {DENSE: 30.4, "aft-local": 12.8, "aft-simple": 9.5},
 }
-#: What is compared in each task: its name in claims, a column, how it is written,
+#: The comparison in each task: its name in claims, a column, the format of numbers,
 #: the table, and how our protocol differs.
 TASKS = {
     "digits": ("digits", "loss", ".3f", "Table 2", "8 × 8 pixels, small models"),
@@ -376,7 +376,7 @@ TASKS = {
 TRIVIAL = {"text": 0.95 * 3.60}
 #: Layers that are in no table, which claims of ours compare with two that are.
 OURS = {"digits": ["aft-conv-2d"], "text": [*WITHOUT_POSITIONS], "layer": []}
-#: What each layer is called and looks like.
+#: The name and the look of each layer.
 LOOKS = {
     SOFTMAX: ("transformer", OTHER, "D", "-"),
     DENSE: ("dense softmax", OTHER, "d", ":"),
@@ -390,7 +390,7 @@ LOOKS = {
     CONVOLUTION: (CONVOLUTION, TRAINED, "P", ""),
 }
 NAMES = {name: title for name, (title, *_) in LOOKS.items()}
-#: The names of layers that are measured alone.
+#: The names of single layers that are measured.
 ALONE = {**NAMES, SOFTMAX: "fused softmax"}
 
 
@@ -432,7 +432,7 @@ def claims(points: Points) -> Iterator[Claim]:
 
 
 def ablations(points: Points) -> Iterator[Claim]:
-    """Claim what Tables 3 and 5 say of biases: few factors, and a window of 32."""
+    """Claim results of Tables 3 and 5 on biases: few factors, and a window of 32."""
     yield order(
         "digits: biases of 16 factors below whole ones, AFT-full",
         [points(task="digits", mixer=name)["loss"] for name in ("aft-full", WHOLE)],
@@ -476,7 +476,7 @@ def memory(name: str, points: Points) -> Claim:
     growth = mib[T] / mib[T // 2]
     found = f"× {growth:.2f} where T doubles, up to {T}"
     if name == "aft-full":
-        # As in Table 1: the biases and their gradient are not counted.
+        # The biases and their gradient do not count, as in Table 1.
         rest = {n: mib[n] - 2 * 4 * n * n / 2**20 for n in (T, T // 2)}
         growth = rest[T] / rest[T // 2]
         found = f"× {growth:.2f}; with biases {found}"

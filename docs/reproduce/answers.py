@@ -1,6 +1,6 @@
-"""Models that answer: what the experiments on recall and on counting share.
+"""Share code between the experiments on recall and on counting.
 
-A sequence asks after some of its tokens, and says nothing of the others.
+A sequence has an answer after some of its tokens, and none after the others.
 """
 
 from collections.abc import Mapping
@@ -19,9 +19,9 @@ from fwlab.layers import FastWeightAttention
 from fwlab.models import LanguageModel
 from fwlab.plots import SERIES
 
-#: The answer after a token that asks nothing.
+#: The label of a token without an answer.
 UNASKED = -100
-#: Tokens, and what to answer after each, both `[batch, time]`.
+#: Tokens, and the answer after each, both `[batch, time]`.
 Batch = tuple[Tensor, Tensor]
 WIDTH = 32
 
@@ -42,7 +42,7 @@ def recall_error(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tens
 def right(
     model: nn.Module, tokens: Tensor, answers: Tensor, among: int | None = None
 ) -> Tensor:
-    """Say of every question, in order, whether the best answer is right.
+    """Judge for every question, in order, whether the best answer is right.
 
     - `among`: the answer is one of this many tokens, the first; None = any token.
     - Returns 1 or 0 for each, `[questions]`, in float64.
@@ -83,7 +83,7 @@ def enlarge(model: nn.Module) -> None:
 
 
 class Recaller(LanguageModel):
-    """A language model whose embeddings contain the token before, too.
+    """Build a language model whose embeddings contain the token before, too.
 
     A value then arrives together with its key, as after the short
     convolution of today's models: no mixer has to find out which key came

@@ -1,6 +1,6 @@
-r"""How much a memory that adds can return, predicted from four numbers.
+r"""Predict from four numbers how much a memory that only adds can return.
 
-A memory adds $S$ keys with one-hot values, and is then asked for the last value of every
+A memory adds $S$ keys with one-hot values, and then returns the last value of every
 key. Its loss is predicted as $\frac12 (1 - D / S)$, where $D / S$ is a product of shares: of
 features, of the rank of values, and of what time leaves of the last write of a key.
 """
@@ -25,7 +25,7 @@ TITLE = "A law that predicts what a memory returns"
 SOURCE = "ours"
 COST = "quick: 1 min of one core; full: 9 min"
 
-#: What is drawn for each point: keys, feature map, width of a key, share of the rank of
+#: The settings of a point, drawn at random: keys, map, width of a key, share of rank of
 #: values, decay per step, and writes of each key.
 KEYS, MAPS, WIDTHS = (24, 32, 48, 64), ("linear", "dpfp-1"), (8, 12, 16, 24, 32)
 RANKS, DECAYS, WRITES = (0.25, 0.5, 0.75, 1.0), (1.0, 0.99, 0.97, 0.95, 0.9), (1, 2, 3)
@@ -60,7 +60,7 @@ def predicted(point: Point) -> float:
     r"""Return the loss of the law.
 
     - Features: of $S$ keys, `d_dot` directions can be kept apart.
-    - Values: what is returned lies in a space of this many dimensions.
+    - Values: the outputs lie in a space of this many dimensions.
     - Time: a write of age $a$ is left with $\gamma^a$. The last write of a key counts,
       $n$ writes are returned, and the best factor for all of them leaves
       $(\mathbb E \gamma^{a_\mathrm{last}})^2 / (n\, \mathbb E \gamma^{2a})$.
@@ -79,7 +79,7 @@ def predicted(point: Point) -> float:
 
 
 class Memory(nn.Module):
-    """A memory that only adds, with learned keys and fixed directions for values.
+    """Add pairs to a memory, with learned keys and fixed directions for values.
 
     - `point`: the settings.
     """
@@ -93,10 +93,10 @@ class Memory(nn.Module):
         )
         self.scale = nn.Parameter(torch.tensor(1 / (self.phi.width(width))))
         Q = torch.linalg.qr(torch.randn(S, point["rank"])).Q
-        self.register_buffer("values", Q @ Q.mT)  # all that can be returned
+        self.register_buffer("values", Q @ Q.mT)  # the directions that can be returned
 
     def forward(self, keys: Tensor, values: Tensor) -> Tensor:
-        """Answer `[batch, S, S]` for sequences `[batch, writes]` of keys and values."""
+        """Return answers `[batch, S, S]` for keys and values `[batch, writes]`."""
         k, q = self.phi(self.keys), self.phi(self.queries)
         match = F.embedding(keys, (q @ k.mT).mT).mT * self.scale  # [batch, S, writes]
         age = torch.arange(keys.shape[1]).flip(0)

@@ -1,7 +1,7 @@
-"""How many pairs fast weights can hold: setting 1 of Schlag et al. 2021.
+"""Measure how many pairs fast weights can hold: setting 1 of Schlag et al. 2021.
 
 At most `d_dot` features can be mutually orthogonal. Beyond that number of
-keys, what is retrieved is a mixture of values.
+keys, a retrieved value is a mixture of several.
 """
 
 from math import inf
@@ -20,7 +20,7 @@ TITLE = "How many pairs fast weights can hold"
 SOURCE = "Schlag et al. 2021, setting 1, Fig. 2"
 COST = "quick: 3 min of one core; full: 2.2 hours"
 
-#: Those of the full version; at 320, the authors' evaluation, of 200 keys, differs
+#: Sizes of the full version; at 320, the authors' evaluation, of 200 keys, differs
 #: most from ours. FAVOR+ fails for another reason than its number of features.
 SIZES = (*range(20, 201, 20), 240, 280, 340, 380, 500)
 FEW = (20, 60, 100, 200)
@@ -50,7 +50,7 @@ SETTING = Setting(
 MAPS, PERFORMERS = SETTING.series[:4], SETTING.series[4:7]
 #: From here on every published loss with FAVOR+ is 0.500, to three digits.
 STUCK = 100
-#: How many published losses are below the law, of all beyond capacity: those of the
+#: The number of published losses below the law, of all beyond capacity, at the
 #: 30 sizes of the authors' logs, of which `FIGURE_2` has 20.
 BELOW = "24 of 75 (logs of Fig. 2)"
 #: Marker and line of the points of each protocol.
@@ -68,8 +68,8 @@ def claims(points: Points):
     where = "at S = 380 (Fig. 2)"
     yield ordered(f"S = {S}: {{}}", points(S=S, ask=ALL), maps, 380, where)
     if not quick:
-        # So evaluated, three layers of equal loss differ by 0.02 (DPFP-2, S = 320): a
-        # smaller tolerance than twice that would ask for luck.
+        # As published, three layers of equal loss differ by 0.02 (DPFP-2, S = 320): a
+        # tolerance of less than twice that would depend on chance.
         for s in MAPS:
             own, label = s.of(beyond, ask=ALL), f"{s.label}, beyond capacity"
             yield near(label, own, s.published, "loss_published")
@@ -79,7 +79,7 @@ def claims(points: Points):
 
 
 def stuck(points: Points):
-    """Claim what is published of FAVOR+: 0.5 from S = 100 on, the order before."""
+    """Claim the published results of FAVOR+: 0.5 from S = 100 on, the order before."""
     for s in PERFORMERS:
         own = Points(p for p in s.of(points, ask=ONE) if p["S"] >= STUCK)
         theirs = {f"{loss:.4f}" for S, loss in s.published.items() if S >= STUCK}
@@ -103,7 +103,7 @@ def bound(beyond: Points):
         label = f"{s.label}, {p['ask']}, S = {p['S']}"
         smallest = law(p["S"], d_dot(p["map"], p["d_key"]))
         off[label] = [x - smallest for x in some["loss"]]
-        # As published: their sizes, of which each counts once.
+        # Each published size counts once.
         if p["ask"] == ALL and p["S"] in s.published:
             below += [x < smallest for x in some(seed=1)["loss_published"]]
     lowest = {label: [min(losses)] for label, losses in off.items()}
@@ -124,7 +124,7 @@ def bound(beyond: Points):
         protocol=protocol(beyond(ask=ALL)),
         seeds=1,
     )
-    # So evaluated, the same layers can be below the law.
+    # In the authors' evaluation, the same layers can be below the law.
     same = beyond(map="dpfp-2", S=320)
     theirs, ours = ([min(same[x])] for x in ("loss_published", "loss"))
     claim = order(

@@ -34,7 +34,7 @@ TITLE = "What an error-correcting write buys"
 SOURCE = "ours"
 COST = "quick: 10 min of one core; full: 5 hours"
 
-#: What is erased before a write; of a strength that the own key decides.
+#: The directions erased before a write, with a strength that depends on the own key.
 NONE, FADE, FIXED, OTHERS = (
     "nothing",
     "everything",
@@ -55,7 +55,7 @@ TEXTS = {"Shakespeare": "shakespeare", "source code": "python"}
 RATES = {"pairs": (1e-2, 3e-2, 1e-1), "text": (4e-3, 1e-2, 2.5e-2)}
 STEPS = {"pairs": 400, "text": 1000}
 SEEDS = (1, 2, 3, 4, 5)
-#: What the hypotheses compare. On text with ELU + 1, it has all rates with three seeds.
+#: Directions that hypotheses compare. On text with ELU + 1, all rates have three seeds.
 COMPARED = (NONE, FIXED, OWN)
 #: The rate that seed 1 has chosen on a text (three seeds of `COMPARED` with ELU + 1), in
 #: the order of `ERASED`: every seed runs at it.
@@ -69,7 +69,7 @@ CHOSEN = {
 }
 #: Keys and values, sequences of a step and of a test, and the width of a key.
 PAIRS, BATCH, TEST, WIDTH = 16, 32, 2000, 32
-#: Of the language models.
+#: The sizes of the language models.
 LAYERS, HEADS, D_MODEL, WINDOW, WINDOWS = 2, 4, 64, 64, 8
 
 
@@ -110,7 +110,7 @@ def run(point: Point) -> Point:
 
 
 class Erasing(nn.Module):
-    """The layer of the delta rule, but for what it erases.
+    """Compute the layer of the delta rule, but erase another direction.
 
     - `d_model`, `heads`, `width`: of the inputs; number and width of heads.
     - `name`, `erased`: of `MAPS`, and of `ERASED`.
@@ -146,22 +146,22 @@ class Erasing(nn.Module):
         """
         if self.erased == NONE:
             return (q @ k.mT * beta[..., None, :]).tril() @ v
-        if self.erased == FADE:  # by the factor that the delta rule has along its key
+        if self.erased == FADE:  # the delta rule's factor along its key
             kept = (1 - beta * k.square().sum(-1)).clamp(min=1e-6).log().cumsum(-1)
             left = (kept[..., :, None] - kept[..., None, :]).tril().exp()
             return (q @ k.mT * left * beta[..., None, :]).tril() @ v
         return erase(q, k, v, beta, self.direction(k))
 
     def direction(self, k: Tensor) -> Tensor:
-        """Return what is erased, as long as the key of the step, and shaped like it."""
+        """Return the directions to erase, with the shape and lengths of the keys."""
         if self.training and self.erased == CENTRED:
-            keys = k.detach()  # those of steps that write nothing are 0
+            keys = k.detach()  # 0 in steps that write nothing
             now = (keys.sum((0, 2)) / keys.any(-1).sum((0, 2))[:, None])[:, None]
             self.mean.lerp_(now, 0.05 if self.mean.any() else 1.0)
         e = {
             OWN: lambda: k,
             FIXED: lambda: torch.ones_like(k),
-            OTHERS: lambda: k.roll(1, 0),  # of another sequence, at the same step
+            OTHERS: lambda: k.roll(1, 0),  # another sequence, same step
             PREVIOUS: lambda: F.pad(k, (0, 0, 1, 0))[..., :-1, :],
             CENTRED: lambda: k - self.mean,
         }[self.erased]()
@@ -198,7 +198,7 @@ def draw_pairs(count: int, returns: float) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class Memory(nn.Module):
-    """One layer that writes pairs, and is then asked for every key."""
+    """Write pairs with one layer, and then query every key."""
 
     def __init__(self, name: str, erased: str):
         super().__init__()
@@ -206,7 +206,7 @@ class Memory(nn.Module):
         self.embedding = nn.Embedding(PAIRS, WIDTH)
 
     def forward(self, keys: Tensor, values: Tensor) -> Tensor:
-        """Answer `[batch, PAIRS, PAIRS]`: what each key holds, as one number per value."""
+        """Return what each key holds: a number per value, `[batch, PAIRS, PAIRS]`."""
         layer, asked = self.layer, PAIRS
         k, q = self.embedding(keys), self.embedding.weight.expand(len(keys), -1, -1)
         beta = layer.to_beta(k).sigmoid()[..., 0]
@@ -325,7 +325,7 @@ def shares(points: Points, control: str) -> list[float]:
 
 
 def gains(points: Points) -> bool:
-    """Tell whether the delta rule ends below adding with every seed."""
+    """Return True if the delta rule ends below adding with every seed."""
     own, none = (points(erased=name)["loss"] for name in (OWN, NONE))
     return bool(own and none) and max(own) < min(none) and max(none) < inf
 
@@ -341,7 +341,7 @@ def content(points: Points) -> list[float]:
 def claims(points: Points) -> Iterator[Claim]:
     """Judge the hypotheses, which were written down before the runs.
 
-    And say where the delta rule gains anything.
+    Also claim where the delta rule gains anything.
     """
     chosen = best(points)
     for name, some in chosen.by("map").items():
@@ -374,7 +374,7 @@ def place(point: Point) -> float:
     return r if point["task"] in TEXTS else r / (1 + r) * (1 - 1 / PAIRS)
 
 
-#: What is below stands at the lower edge of the figure.
+#: Smaller shares are drawn at the lower edge of the figure.
 LEAST = -1.0
 
 

@@ -1,4 +1,4 @@
-"""Why FAVOR+ never left a loss of 0.5: its keys are too long.
+"""Explain why FAVOR+ never left a loss of 0.5: its keys are too long.
 
 The features of FAVOR+ carry the factor exp(-|k|^2 / 2), and in setting 1
 keys get longer with the number of symbols. Once the denominator of the sum

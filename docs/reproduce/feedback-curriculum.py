@@ -1,4 +1,4 @@
-"""Three ways to train a Feedback Transformer, and what each costs.
+"""Compare the costs of three ways to train a Feedback Transformer.
 
 Training has to compute the steps of a sequence one after the other. Short
 sequences first, or a trained parallel transformer to start from, may save
@@ -39,7 +39,7 @@ def points(quick: bool) -> list[Point]:
         "layers": 1 if quick else 2,
         "width": 64,
         "batch": 32,
-        # Of training with feedback, and of the parallel transformer before.
+        # Steps of training with feedback, and of the parallel transformer before.
         "budget": 800 if quick else 2000,
         "parallel": 200 if quick else 500,
         "rate": 2e-3 if quick else 1e-3,
@@ -52,7 +52,7 @@ def points(quick: bool) -> list[Point]:
 def run(point: Point) -> Point:
     """Train until the loss is at the target, or the budget is spent.
 
-    - Returns what all stages together have cost: `steps` of the optimiser,
+    - Returns the cost of all stages together: `steps` of the optimiser,
       the longest `chain` of layers, and seconds of the processor (`cpu`),
       without evaluation; None if the target was not reached; the `lowest`
       loss; and pairs of an optimiser step of all stages and the loss, at most 20.
@@ -85,7 +85,7 @@ def train(
     cost: dict[str, float],
     asked: tuple[Tensor, Tensor] | None = None,
 ) -> Fit:
-    """Train, and count what it costs.
+    """Train, and count the cost.
 
     - `steps`: of the optimiser, at most.
     - `cost`: of the stages before; grows.

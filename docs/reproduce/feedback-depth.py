@@ -1,4 +1,4 @@
-"""Depth, memory size and speed of the Feedback Transformer.
+"""Measure depth, memory size and speed of the Feedback Transformer.
 
 A transformer follows as many statements of a program, one after the other,
 as it has layers. With feedback one layer can follow them all, even if it
@@ -129,7 +129,7 @@ def mixer(model: str, memory: int) -> Mixer:
 
 
 class ShortFeedback(FeedbackTransformer):
-    """A Feedback Transformer that sees two blocks of memories at most."""
+    """Attend in a Feedback Transformer to at most two blocks of memories."""
 
     def __init__(self, size: Size, memory: int):
         super().__init__(size.d_model, size.heads, size.layers, size.d_ff)
@@ -149,7 +149,7 @@ class ShortFeedback(FeedbackTransformer):
 
 
 class ShortAttention(SoftmaxAttention):
-    """Softmax attention to two blocks of tokens at most, and to itself."""
+    """Attend by a softmax to at most two blocks of tokens and the token itself."""
 
     def __init__(self, size: Size, memory: int):
         super().__init__(size.d_model, size.heads)
@@ -207,7 +207,7 @@ COLORS = {"feedback": (FAST, "o", "-"), "transformer": (OTHER, "s", "--")}
 
 
 def about(points: Points) -> tuple[bool, int, Points]:
-    """Return what decides: quick or full, the usual number of steps, and points.
+    """Return whether points are quick, the usual number of steps, and the points.
 
     The points are those at the usual rate.
     """
@@ -231,7 +231,7 @@ def claims(points: Points) -> Iterator[Claim]:
         ours = right("feedback", low, ALL, steps)
         text = f"{named('feedback', low)}, {steps:,} steps: above"
         deeper, equal = (right("transformer", n * low, ALL, steps) for n in (2, 1))
-        # What was published was trained for longer than any of ours.
+        # The published models were trained for longer than any of ours.
         known = steps == longest
         yield above(
             f"{text} {named('transformer', 2 * low)}",

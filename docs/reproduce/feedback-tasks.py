@@ -1,4 +1,4 @@
-"""Four small tasks of the Feedback Transformer: copy, reverse, count, and a random walk.
+"""Train on four tasks of the Feedback Transformer: copy, reverse, count, random walk.
 
 The first two need attention to places, the others a state that every token changes.
 """
@@ -68,7 +68,7 @@ def walk(batch: int, length: int) -> Batch:
 
 
 class Task(NamedTuple):
-    """A task, and its lengths.
+    """Hold a task and its lengths.
 
     - `draw`: makes inputs, and an answer for each.
     - `answers`: number of different answers.
@@ -94,7 +94,7 @@ TASKS = {
 def points(quick: bool) -> list[Point]:
     return [
         {"task": task, "model": model, "layers": 2, "lr": lr, "seed": seed}
-        | {"steps": STEPS[quick] * (2 if task == "walk" else 1)}  # it learns later
+        | {"steps": STEPS[quick] * (2 if task == "walk" else 1)}  # slow to learn
         for seed in (1, 2, 3)
         for task in (("reverse", "count") if quick else TASKS)
         for model in MIXERS
@@ -147,7 +147,7 @@ def score(model: LanguageModel, batch: Batch) -> float:
 
 
 def claims(points: Points):
-    """Claim what is published, that feedback is above, at both lengths."""
+    """Claim the published order, feedback above, at both lengths."""
     for name, some in points(lr=CHOSEN).by("task").items():
         for at in ("near", "far"):
             yield order(

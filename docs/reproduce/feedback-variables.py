@@ -1,4 +1,4 @@
-"""Programs whose variables a model has to follow: Fan et al. 2020.
+"""Train on programs whose variables a model has to follow: Fan et al. 2020.
 
 A layer of a transformer sees what the layers below it made of the past.
 With feedback, every layer sees what all layers made of it, so that each

@@ -1,4 +1,4 @@
-"""Formal languages: what a write strength up to 2 is for in a trained network.
+"""Train on formal languages, with write strengths up to 1 and up to 2.
 
 After Grazzi et al. 2024, Table 3: train on short sequences, test on long ones.
 """
@@ -24,7 +24,7 @@ NEAR, FAR = (3, 40), (40, 256)
 MODULUS, OPERATORS = 5, "+-*"
 #: Sequences of an optimiser step, and of the test.
 BATCH, TEST = 32, 256
-#: How we differ from the paper, which trains for 100,000 steps at width 128.
+#: The difference to the paper, which trains for 100,000 steps at width 128.
 PROTOCOL = "answers after every prefix, medians instead of the best run, width"
 #: Width of the short convolution, which the paper's models have.
 CONV = 4
@@ -58,9 +58,9 @@ def arithmetic(batch: int, length: int) -> Batch:
 
 
 class Task(NamedTuple):
-    """A language, and what Table 3 says of it.
+    """Hold a language, and its results in Table 3.
 
-    - `draw`: makes a batch of tokens, and what to answer after each.
+    - `draw`: makes a batch of tokens, and the answer after each.
     - `tokens`, `answers`: numbers of tokens and of possible answers, the first tokens.
     - `sizes`: of the model, and of its training.
     - `grows`: whether training begins with short sequences and large weights, which
@@ -140,7 +140,7 @@ def score(model: LanguageModel, task: Task, first: int, length: int) -> float:
 
 
 def claims(points: Points):
-    """Claim what is published, with a short convolution; and of parity without one."""
+    """Claim the published results, with a short convolution; parity also without."""
     for name, conv in (("parity", CONV), ("arithmetic", CONV), ("parity", 0)):
         task, some = TASKS[name], points(task=name, conv=conv)
         low, high = (some(limit=limit)["far"] for limit in (1, 2))

@@ -1,9 +1,9 @@
-"""Run a published table or figure again: points, what they say, and their figure.
+"""Run a published table or figure again: points, claims about them, and their figure.
 
 `docs/reproduce/NAME.py` is an experiment: it has a TITLE, a SOURCE and a COST, and functions
-`points`, `run`, `claims` and `draw`, as `Experiment` says, and perhaps `setup`, which can
+`points`, `run`, `claims` and `draw` of `Experiment`, and perhaps `setup`, which can
 also be a dictionary that holds for all points. The command
-`python docs/reproduce/NAME.py --quick` runs it. What came out lies beside it, as NAME.json
+`python docs/reproduce/NAME.py --quick` runs it. The results are beside it, as NAME.json
 and NAME.quick.json.
 """
 
@@ -53,7 +53,7 @@ Numbers = Sequence[float]
 
 
 class Points(list[Point]):
-    """A table of points: calling it selects rows, a name gives a column.
+    """Hold a table of points: calling it selects rows, a name gives a column.
 
     `Points(points)(rule="delta")["loss"]` are the losses of the delta rule. A run that
     has failed has no loss: it counts as infinite.
@@ -110,7 +110,7 @@ def paired(*sides: Points) -> list[tuple[float, ...]]:
 
 
 class Claim(NamedTuple):
-    """One claim, and what came out.
+    """Hold a claim and its results.
 
     - `text`: the claim.
     - `published`: the published numbers with their table; "" = nobody has
@@ -122,7 +122,7 @@ class Claim(NamedTuple):
     - `protocol`: how our protocol differs from the published one; "" = it
       does not.
     - `seeds`: the fewest seeds behind a number that decides.
-    - `trained`: whether all models have learned more than what is trivial.
+    - `trained`: whether all models are better than a trivial one.
     """
 
     text: str
@@ -136,7 +136,7 @@ class Claim(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Return a word or two for what came out; overlapping seeds are no yes."""
+        """Return a word or two for the result; overlapping seeds confirm nothing."""
         if self.holds is None:
             return "not run"
         if not self.trained:
@@ -180,7 +180,7 @@ def order(
         right = [before(median(a), median(b)) for a, b in pairwise(sides)]
         yes = all(right)
         if min(map(len, sides)) >= 3:
-            # Of a chain that does not hold, one pair that is reversed is enough.
+            # One reversed pair is enough to refute a chain.
             clear = [
                 max(a) < min(b) or max(b) < min(a)
                 for (a, b), good in zip(pairwise(sides), right, strict=True)
@@ -256,7 +256,7 @@ def every(
     seeds, clear = [len(run[at]) for at in run], all(agree.values())
     fewest = min(seeds, default=3)
     if not all(good.values()):
-        # One group that fails is enough, and best the one of most seeds.
+        # One failing group is enough: take the one with the most seeds.
         yes, seeds = False, [len(run[at]) for at in run if agree[at] and not good[at]]
         fewest, clear = max(seeds, default=3), bool(seeds)
     apart = False if not clear else True if seeds and fewest >= 3 else None
@@ -301,18 +301,18 @@ def verdict(claims: Iterable[Claim]) -> str:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One published figure or table.
+    """Define the experiment of one published figure or table.
 
     - `name`: of its page, its script and its files.
     - `title`: a few words for lists.
     - `source`: where it was published.
     - `cost`: time of the full and of the quick version.
-    - `points`: the points of the full or (True) of the quick version,
+    - `points`: returns the points of the full or (True) the quick version,
       each with what identifies it.
-    - `run`: what running a point adds to it.
-    - `claims`: what the points say about the claims.
-    - `draw`: the figure of the points.
-    - `setup`: hyper-parameters of a point that are not among its settings.
+    - `run`: runs a point, and returns what to add to it.
+    - `claims`: judges the claims by the points.
+    - `draw`: draws the figure of the points.
+    - `setup`: returns hyper-parameters of a point that are not settings.
     """
 
     name: str
@@ -337,7 +337,7 @@ def load(name: str) -> Experiment:
 
 
 def results(name: str, quick: bool, folder: Path = HERE) -> dict[str, Any] | None:
-    """Read what was collected; None = nothing yet.
+    """Read the collected results; None = there are none yet.
 
     - Returns the results, with `points` as `Points`.
     - Raises `ValueError`, which names the file, if it holds something else.
@@ -366,7 +366,7 @@ def texts_of(points: Iterable[Point]) -> dict[str, list[str]]:
 
 
 class Runs:
-    """The points of an experiment, and those of them that are finished.
+    """Run the points of an experiment, and keep the finished ones.
 
     Each finished point is a file, so that a run that was stopped, in any way,
     continues where it was, and several machines can share a folder.
@@ -417,7 +417,7 @@ class Runs:
         return point
 
     def run_all(self, jobs: int) -> Generator[Point, None, None]:
-        """Run what is not finished; yields each point when it is."""
+        """Run all unfinished points; yields each one when it is finished."""
         left = [i for i in range(len(self.points)) if self.read(i) is None]
         context = multiprocessing.get_context("spawn")
         stop, made_by = context.Event(), self.provenance()
@@ -438,8 +438,8 @@ class Runs:
     def collect(self) -> dict[str, Any]:
         """Write the results and the figure of all finished points.
 
-        Points that are not finished here keep what an earlier file of results says
-        of them, so that a grid can be run in parts.
+        Unfinished points keep their entries of an earlier file of results,
+        so that a grid can be run in parts.
 
         - Returns the results.
         - Raises `ValueError` if no point is finished, or if points have read
@@ -486,7 +486,7 @@ class Runs:
         return collected
 
     def provenance(self) -> dict[str, Any]:
-        """Find out what all points share."""
+        """Record versions, machine and commit, which all points share."""
         command = (
             f"python docs/reproduce/{self.experiment.name}.py{' --quick' * self.quick}"
         )
@@ -506,7 +506,7 @@ def _run(
 
 
 def _end_with(stop: Any) -> None:
-    """End this process with the one that started it, however that ends."""
+    """End this process when its parent ends, for any reason."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -576,7 +576,7 @@ def _work(runs: Runs, given: argparse.Namespace) -> None:
                 f"{index:4}  {'finished' if done[index] else '-':<8}  {_words(point)}"
             )
         return
-    for ending in ("json", "svg"):  # it may take hours until they are written
+    for ending in ("json", "svg"):  # check now: writing comes hours later
         destination(runs.out / f"{runs.name}.{ending}")
     if given.point is not None:
         print(_words(runs.run(given.point)))

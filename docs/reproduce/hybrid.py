@@ -1,7 +1,7 @@
-"""What a mixed stack can do: a parity says which value to look up.
+"""Test mixed stacks: a parity decides which value to look up.
 
 After Steifer 2026 (arXiv:2605.16640), whose task is parity-conditioned retrieval.
-To count takes a state that changes with every token; to look up takes a memory for
+Counting needs a state that changes with every token; looking up needs a memory for
 all pairs.
 """
 
@@ -31,18 +31,18 @@ STACKS = {
     DEEP[0]: (["gated-delta"] * 4, 2),
     DEEP[1]: (["softmax"] * 4, 2),
 }
-#: Those of the quick version.
+#: Stacks of the quick version.
 QUICK = (BOTH, WEAK, DELTA, SOFTMAX)
-#: Pairs of a sequence: a layer of fast weights has room for the first number.
+#: Pairs of a sequence: a layer of fast weights has capacity for the first number.
 FEW, MANY = 4, 16
 #: Two heads with keys of this width.
 HEADS, HEAD_WIDTH = 2, 4
 #: Values that a key can have, and questions after the pairs, in training.
 VALUES, NEAR = 8, 24
-#: The test is longer.
+#: Questions after the pairs, in the test.
 FAR = 4 * NEAR
 BATCH, TEST, LR = 32, 256, 5e-3
-#: What is answered, and its plural.
+#: The kinds of answers, and their plurals.
 ANSWERS = {"parity": "parities", "value": "values"}
 #: If you know both values but not which one counts, you are right about as often.
 HALF = (1 + 1 / VALUES) / 2
@@ -62,7 +62,7 @@ def points(quick: bool) -> list[Point]:
 
 
 def run(point: Point) -> Point:
-    """Train, and return the number of parameters, what was right, and the curve.
+    """Train, and return the number of parameters, the right answers, and the curve.
 
     Shares of right parities and values are given at both lengths.
     """
@@ -103,7 +103,7 @@ def sequences(batch: int, pairs: int, asks: int) -> Batch:
     - `pairs`: number of keys, which is even: tokens from 0. Then come the tokens of
       `VALUES` values, of the bits 0 and 1, and of the questions, one for each key.
     - `asks`: number of bits, and of questions.
-    - Returns the tokens and what to answer after each, `[batch, 2 (pairs + asks)]`.
+    - Returns the tokens and the answer after each, `[batch, 2 (pairs + asks)]`.
       After a bit, this is the parity of all bits so far, as a bit. After a question
       it is the value of its key if the parity is 0; otherwise that of the key's
       neighbour, the other one of 0 and 1, of 2 and 3, and so on.

@@ -1,8 +1,8 @@
-"""Language models that differ only in how they mix tokens.
+"""Compare language models that differ only in how they mix tokens.
 
 Tables 2 and 5 of Schlag et al. 2021 at a size that a processor can train:
 all mixers, the delta rule against the sum rule with the same features, and
-what else decides where the delta rule ends.
+other influences on the loss of the delta rule.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ MAPS = {
 }
 #: The loss of softmax attention, in nats per character.
 NANOGPT = 1.88
-#: How the features of FAVOR+ differ from published ones. It changes their order.
+#: The difference to the published features of FAVOR+. It changes the order.
 DRAWN = "FAVOR+ drawn once (theirs at every training step)"
 #: The mixers of the question why, with four settings each, and their feature maps.
 USUAL = {
@@ -55,13 +55,13 @@ USUAL = {
     "sum": "linear",
 }
 OTHERS = ("gated", "fwp", "gated-delta", "sum")
-#: The third chart goes from here to there; what is above is written beside it.
+#: The range of the third chart; losses above are written beside it.
 NEAR, FAR = 1.75, 2.6
 
 
 def points(quick: bool) -> list[Point]:
     rules = [(rule, map) for map in PUBLISHED for rule in ("sum", "delta")]
-    # What the delta rule lacks: a decay, keys of length 1, or both.
+    # The delta rule lacks a decay, keys of length 1, or both.
     lacking = [("gated-delta", "dpfp"), ("delta", "identity")]
     usual = [(mixer, USUAL[mixer]) for mixer in ("gated-delta", "gated", "fwp")]
     models = [SOFTMAX, *rules, ROTARY, XL, *lacking, *usual, CONVOLUTION, CONVOLVED]
@@ -137,7 +137,7 @@ def claims(points: Points):
 
 
 def why(points: Points):
-    """Ask when the delta rule ends behind the rules that forget."""
+    """Claim when the delta rule ends behind the rules that forget."""
     for name, some in comparisons(points).items():
         ends = {mixer: some(mixer=mixer)["loss"] for mixer in USUAL}
         best = min(OTHERS, key=lambda mixer: middle(ends[mixer]))
@@ -147,7 +147,7 @@ def why(points: Points):
 
 
 def as_usual(points: Points) -> Points:
-    """Leave out what is varied for the question why."""
+    """Leave out points that are varied for the question why."""
     same = points(block=64, carry=0)
     return Points(
         p for p in same if p["lr"] == LR[p["size"]] and p["size"] != "nanogpt"

@@ -1,4 +1,4 @@
-"""Find layers that make use of texts longer than those of training.
+"""Find layers that use texts longer than those of training.
 
 Trained with windows of 64 characters, tested with windows of up to 1024.
 """
@@ -29,8 +29,8 @@ OWN = text.CONTROLS | {
     "softmax, no positions": Mixer(lambda s: SoftmaxAttention(s.d_model, s.heads)),
     UNIT: text.fast_weights("delta", "identity"),
 }
-#: Those of the quick version, and all others that take any length. What softmax
-#: attention and the other forms of AFT learn for each place ends with the window.
+#: Mixers of the quick version, and all others that take any length. Softmax
+#: attention and the other forms of AFT learn positions only within the window.
 QUICK = ("softmax-rotary", "transformer-xl", "sum", "gated", "delta", "gated-delta")
 QUICK += (text.ALONE, text.CONVOLVED)
 NAMES = (
@@ -103,7 +103,7 @@ def draw(points: Points):
         ax.set_title(name)
         ax.set_xscale("log", base=2)
         ax.set_xticks(LENGTHS, [*map(str, LENGTHS)])
-        # Small gains are seen beside large losses.
+        # The scale shows small gains beside large losses.
         ax.set_yscale("symlog", linthresh=0.02)
         ax.set_yticks((-0.02, 0, 0.02, 0.2), ("−0.02", "0", "0.02", "0.2"))
     return figure

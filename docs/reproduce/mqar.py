@@ -1,4 +1,4 @@
-"""Associative recall in the smallest setting of Zoology, and its forgetting.
+"""Measure associative recall in the smallest setting of Zoology, and its forgetting.
 
 Arora et al. 2023, and the generators of their repository: pairs of a key and a
 value, in the second task every key once more with a new value, then a query for
@@ -25,7 +25,7 @@ SOURCE = "Arora et al. 2023, and the authors' repository"
 COST = "quick: 5 min of one core; full: about 38 min"
 
 PAIRS = 4
-#: Keys that return with a new value, and what that is called.
+#: Numbers of keys that return with a new value, and the names of the tasks.
 TASKS = {0: "each key once", PAIRS: "every key returns"}
 #: Numbers of sequences: for training, the same ones in every epoch, and others.
 TRAIN, TEST, BATCH = 10_000, 1_000, 32
@@ -89,7 +89,7 @@ def sequences(count: int, returns: int, vocabulary: int, time: int) -> Batch:
     """Draw pairs, those that return, and queries among random tokens.
 
     - `returns`: number of keys that are shown a second time, from 0 to `PAIRS`.
-    - Returns the tokens and what to answer after each, `[count, time]`: the most
+    - Returns the tokens and the answer after each, `[count, time]`: the most
       recent value of a queried key, elsewhere `UNASKED`. Keys are tokens from 1,
       and values are in the upper half; no sequence has one twice.
     """

@@ -1,4 +1,4 @@
-"""Which rules can replace a value: setting 2 of Schlag et al. 2021.
+"""Test which rules can replace a value: setting 2 of Schlag et al. 2021.
 
 Keys return with new values, and the most recent one counts. A rule that
 only adds retrieves a mixture of all values that a key ever had.
@@ -40,7 +40,7 @@ PUBLISHED = columns("""
 SIZES, QUICK = (20, 40, 60, 80, 100, 120, 140, 200), (8, 16)
 #: `fwm` keeps the fast weights of every step for its gradient: small S only, and
 #: one key, as its time goes into the sequence. The paper describes the gated rule
-#: and does not run it. Of delta with DPFP-1, losses between the edges are of both
+#: and does not run it. For delta with DPFP-1, losses between the edges are of both
 #: kinds.
 ROWS: tuple[tuple[Any, ...], ...] = (
     ("sum", "dpfp-1", WRONG, SIZES, (0, 0), QUICK, (8,), (20,), "D", "-."),

@@ -1,7 +1,7 @@
 """Compare mixers when each has its own learning rate.
 
 The mixers of the table in the README, five of them controls: a convolution without any
-memory, attention that compares by distance, and attention and two rules behind the
+memory, attention with rotary positions, and attention and two rules behind the
 convolution. Each is trained at several rates. A rate is chosen on one half of the validation text, and
 its loss is that of the other half.
 """
@@ -19,7 +19,7 @@ TITLE = "One learning rate for all, or one for each"
 SOURCE = "ours"
 COST = "quick: 5 min of one core; full: 4 hours"
 
-#: The controls: no memory; attention that compares by distance; and both.
+#: The controls: no memory; attention with rotary positions; and both.
 ALONE, CONVOLVED, ROTARY = text.ALONE, text.CONVOLVED, "attention, rotary"
 #: Fast weights behind the same convolution.
 BEHIND = {
@@ -36,7 +36,7 @@ BARE = (
     *("softmax", "transformer-xl", "sum", "gated", "delta", "gated-delta", "fwp"),
     *("aft-simple", "aft-full", "aft-local", "aft-conv", "feedback", "feedback-shared"),
 )
-#: Those of the quick version.
+#: Mixers of the quick version.
 FEW = ("sum", "delta", "gated-delta", ALONE, ROTARY, CONVOLVED)
 #: The rates of all mixers; the first full one is that of the README.
 RATES = {"quick": (1e-3, 4e-3, 1.6e-2), "full": (1e-3, 3e-3, 1e-2, 3e-2)}
@@ -63,7 +63,7 @@ ORDERS = (
     ("feedback", "transformer-xl"),
     ("convolution + gated-delta", "convolution + delta"),
 )
-#: Colours of those that a reader follows first.
+#: Colours of the mixers that a reader follows first.
 LOOKS = {"sum": OTHER, "delta": FAST, "gated-delta": FEATURES}
 LOOKS |= {ALONE: WRONG, ROTARY: TRAINED}
 

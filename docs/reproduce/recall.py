@@ -1,4 +1,4 @@
-"""What the delta rule is for: multi-query associative recall.
+"""Test the delta rule on its purpose: multi-query associative recall.
 
 After Arora et al. 2023: a sequence shows pairs of tokens, a key and a
 value, and then asks for the value of every key. In a second task keys
@@ -114,7 +114,7 @@ def sequences(batch: int, pairs: int, symbols: int, shows: int = 1) -> Batch:
     - `symbols`: number of keys there are, tokens from 0, and of values,
       tokens from `symbols`; at least `shows * pairs`.
     - `shows`: how often each key is shown, each time with another value.
-    - Returns the tokens and what to answer after each, `[batch, time]`:
+    - Returns the tokens and the answer after each, `[batch, time]`:
       the most recent value of a queried key, elsewhere `UNASKED`.
     """
     writes = shows * pairs
@@ -174,10 +174,10 @@ LOOKS = {
     GATED: (SERIES[1], "v", "--", "gated, ELU + 1"),
     SOFTMAX: (OTHER, "^", "-", "softmax"),
 }
-#: What a row is called if not as its mixer.
+#: Labels of rows that differ from the name of the mixer.
 LABELS = {name: label for name, (*_, label) in LOOKS.items()}
 LABELS |= {("sum", "own"): "sum, ELU + 1", ("kimi-delta", "own"): "Kimi delta"}
-#: The looks of the tasks where every mixer has a row.
+#: Colour and marker of each task in the figure with a row for every mixer.
 MARKS = {1: (TRAINED, "x"), 2: (INK, "o")}
 
 

@@ -1,4 +1,4 @@
-"""Solve regression in context: find the solver that a layer is while it reads.
+"""Solve regression in context: find the solver that a layer implements while it reads.
 
 A layer reads pairs $(x_i, y_i)$ of one unknown linear map, and is asked for
 another $x$. A fast weight layer can hold a linear map: its memory.
@@ -22,7 +22,7 @@ SOURCE = "von Oswald et al. 2023 (one step of gradient descent)"
 COST = "quick: 4 minutes of one core; full: 10 minutes"
 
 LOOKS = {"sum": (OTHER, "s"), "delta": (FAST, "o"), "least squares": (INK, "^")}
-#: The solver that each rule can be.
+#: The solver that each rule can implement.
 SOLVERS = {
     "sum": "the best single step on all pairs",
     "delta": "the best steps pair by pair",
@@ -70,7 +70,7 @@ def run(point: Point) -> Point:
 
 
 class Layer(nn.Module):
-    """One head whose values are the $y_i$, without anything around it."""
+    """Compute one head whose values are the $y_i$, without the rest of a model."""
 
     def __init__(self, rule: str, d: int) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Layer(nn.Module):
         - `x`, `y`, `asked`: `[batch, n, d]`, `[batch, n]` and `[batch, d]`.
         - Returns `[batch]`.
         """
-        # All but the last output are read for nothing.
+        # Only the last output is used.
         q = self.query(asked)[:, None, None].expand(-1, x.shape[1], 1, -1)
         k, v = self.key(x)[:, :, None], y[..., None, None]
         out: Any
@@ -123,7 +123,7 @@ def error(layer: nn.Module, pairs: tuple[Tensor, ...]) -> Tensor:
 
 
 def least_squares(x: Tensor, y: Tensor, asked: Tensor, noise: float) -> Tensor:
-    """Answer with the mean of the posterior of `w`; nothing is better on average."""
+    """Predict with the posterior mean of `w`; no solver is better on average."""
     x, y, asked = x.double(), y.double(), asked.double()
     inner = x @ x.mT + noise * torch.eye(x.shape[1])
     weights = torch.linalg.pinv(inner, hermitian=True, rtol=1e-9) @ y[..., None]
@@ -159,7 +159,7 @@ LAWS = {"sum": best_step, "delta": best_steps}
 
 
 def claims(points: Points):
-    """Claim what theory says of solvers; nobody has published these numbers."""
+    """Claim the theory of solvers; nobody has published these numbers."""
     d = points[0]["d"]
     most = sizes(d)[-1]
     for noise, words in NOISES.items():

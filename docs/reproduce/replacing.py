@@ -1,6 +1,6 @@
 """Measure what the delta rule gains by replacing, and a gate by forgetting.
 
-Layers that differ in one thing: what a write removes. Each with and without
+Layers differ in one thing: the part that a write removes. Each has a variant with
 a short convolution, which also shows a layer its last few tokens.
 """
 
@@ -21,13 +21,13 @@ COST = "quick: 5 min of one core; full: 70 min"
 
 
 class Adding(FastWeightAttention):
-    r"""The layer of the delta rule, but it removes nothing.
+    r"""Compute the layer of the delta rule, but remove nothing.
 
     $W \leftarrow W + \beta\, v \otimes \phi(k)$, with the same parameters, write
     strengths and features.
     """
 
-    step = Causal.step  # by way of `_mix`
+    step = Causal.step  # the slow path, which calls `_mix`
 
     def _apply_rule(self, x, q, k, v, state, fading=None, **options):
         v = self.gates["beta"](x, k)[..., None] * v
@@ -46,9 +46,9 @@ LAYERS = {
     "gated delta, unit keys": (FastWeightAttention, "gated_delta", "identity"),
     "delta, DPFP": (FastWeightAttention, "delta", "dpfp"),
 }
-#: The bar for them: it keeps the whole window.
+#: The strong baseline, which keeps the whole window.
 ATTENTION = "attention, rotary positions"
-#: The control: it has no memory.
+#: The control, which has no memory.
 NONE = "no memory"
 #: Tokens that the short convolution sees; 0 = there is none.
 CONVOLUTIONS = {0: "no convolution", 4: "convolution of 4"}

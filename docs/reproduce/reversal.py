@@ -14,7 +14,7 @@ TITLE = "How far back updates can be undone"
 SOURCE = "Schlag et al. 2021, appendix F"
 COST = "quick: half a minute of one core; full: 2 minutes"
 
-#: How each update is undone.
+#: The ways to undo an update.
 METHODS = {
     "stored": "increments stored",
     "inverted": "update inverted",
@@ -25,10 +25,10 @@ LOOKS = {
     "float32": (SERIES[1], "^", "--"),
     "bfloat16": (SERIES[2], "s", ":"),
 }
-#: What features are divided by.
+#: The norms that features are divided by.
 NORMS = ("sum", "l2")
 LENGTHS = (64, 256, 1024, 2048, 4096, 16384)
-#: An error of this size is no use for a gradient.
+#: With an error of this size, a gradient is useless.
 USELESS = 0.01
 
 
@@ -50,7 +50,7 @@ def run(point: Point) -> Point:
 
 
 def claims(points: Points):
-    """Claim what is right at any length, and what is no use from 2048 steps on.
+    """Claim which methods are right at any length, and useless from 2048 steps on.
 
     The paper gives no errors.
     """
@@ -70,7 +70,7 @@ def claims(points: Points):
             for length in lengths
             if end == small or length >= 2048
         }
-        # What is shown is the error that is closest to the threshold.
+        # Show the error that is closest to the threshold.
         true, worst = (lambda error: error > USELESS), (lambda error: -error)
         if end == small:
             true, worst = (lambda error: error < 1e-5), (lambda error: error)

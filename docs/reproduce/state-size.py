@@ -1,4 +1,4 @@
-"""Loss against the size of the state, without truncated context.
+"""Measure the loss against the size of the state, without truncated context.
 
 Table 4 of Schlag et al. 2021, at a size that a processor can train; and
 when carried state helps the delta rule.
@@ -48,7 +48,7 @@ def points(quick: bool) -> list[Point]:
         models += [("delta", "dpfp", 0, 0), ("sum", "linear", 0, 0)]
     models += [("transformer-xl", "", 0, memory) for memory in MEMORIES[size]]
     runs = [(*model, size, LR[size]) for model in models]
-    # Carried state helps the delta rule or not, by training.
+    # Whether carried state helps the delta rule depends on training.
     if quick:
         runs += [(*delta, "small-1600", 1e-3)]
     else:
@@ -103,7 +103,7 @@ def by_memory(run: text.Run, memory: int) -> float | None:
 
 @torch.no_grad()
 def by_state(run: text.Run) -> Point:
-    """Measure the loss of what would come next in training, with two states.
+    """Measure the loss of the text that would come next in training, with two states.
 
     The final weights read it. `stale_loss` is with the state that training has
     carried: each part of it was written by the weights of its time. `own_loss`
@@ -203,7 +203,7 @@ def published(what: str, perplexities: str, *sides: Numbers) -> Claim:
 
 
 def carried(points: Points):
-    """Ask when carried state helps the delta rule. Each seed is its own pair."""
+    """Claim when carried state helps the delta rule. Each seed is its own pair."""
     for (steps, lr), some in small(points).by("steps", "lr").items():
         for one, other, what in (
             ("loss", "windows_loss", "loss in windows minus with carried state"),
@@ -245,7 +245,7 @@ def cut(points: Points) -> Points:
 def draw(points: Points):
     """Draw losses and states in multiples of the delta rule's.
 
-    And small models with the delta rule, with carried state and in windows.
+    Small models with the delta rule are drawn with carried state and in windows.
     """
     figure, (above, below) = plots.panels(7.6, 2)
     draw_table(above, of_the_table(points))

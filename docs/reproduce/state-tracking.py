@@ -1,4 +1,4 @@
-"""What the delta rule can compute, and what a decay is for.
+"""Test the abilities of the delta rule, and the purpose of a decay.
 
 With beta above 1 an update can turn the fast weights around a key, and
 products of such turns are permutations. A decay forgets.
@@ -24,7 +24,7 @@ TITLE = "What the delta rule can compute, and what a decay is for"
 SOURCE = "Grazzi et al. 2024, Table 3; Siems et al. 2025"
 COST = "quick: 1 min of one core; full: 5 min"
 
-#: What is composed: weights, number of items, maximum of beta, updates per token.
+#: The compositions: weights, number of items, maximum of beta, updates per token.
 COMPOSE = ("weights", "items", "limit", "steps")
 PARITY = [("trained", 2, 1, 1), ("trained", 2, 2, 1)]
 THREE = [("trained", 3, limit, steps) for limit in (1, 2) for steps in (1, 2)]
@@ -35,7 +35,7 @@ NEAR, FAR = 32, 256
 #: Width of keys and values of the permutations.
 WIDTH = 8
 LR, BATCH = 1e-2, 64
-#: What training does, in words.
+#: The training, in words.
 SETUP = {"optimiser": "Adam", "schedule": "falls along a cosine"}
 SETUP |= {"lr": LR, "batch": BATCH}
 #: Pairs per topic, width of the keys, and the tasks with their numbers of topics.
@@ -91,7 +91,7 @@ def compositions(items: int) -> Tensor:
 
 
 class Composer(nn.Module):
-    """A delta rule whose tokens are permutations.
+    """Apply a delta rule whose tokens are permutations.
 
     Each token has trained keys and strengths; it writes no values, so it
     only turns what the fast weights hold. A trained state is turned, and
@@ -130,7 +130,7 @@ class Composer(nn.Module):
         """
         assert self.limit == 2
         eye, items = torch.eye(WIDTH), self.items
-        self.strength.zero_()  # of updates that a token does not need
+        self.strength.zero_()  # 0 for updates that a token does not need
         self.k.fill_(1)
         self.q.zero_()
         self.q[:items] = torch.arange(items) - (items - 1) / 2
@@ -216,7 +216,7 @@ def recall(topics: int, decay: float | None) -> float:
     return round(left.item(), 5)
 
 
-#: How we differ from the papers, whose models have trained layers and values.
+#: The difference to the papers, whose models have trained layers and values.
 PROTOCOL = f"one head, trained state; trained on {NEAR} tokens, tested at {FAR}"
 
 

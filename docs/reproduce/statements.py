@@ -1,7 +1,7 @@
-"""What the experiments with the Feedback Transformer share.
+"""Share code between the experiments with the Feedback Transformer.
 
-A model reads the statements of programs, which get longer while it trains, and is
-asked what each print prints.
+A model reads the statements of programs, which get longer while it trains, and
+predicts the output of each print.
 """
 
 import random
@@ -22,7 +22,7 @@ from fwlab.models import LanguageModel, Mixer
 TEST = 500
 #: The optimiser: takes parameters and `lr`.
 ADAM = partial(torch.optim.Adam, betas=(0.9, 0.98))
-#: How models are trained, in words.
+#: The training of models, in words.
 SETUP = USUAL | {"optimiser": "Adam, betas 0.9 and 0.98, gradients clipped to 1"}
 #: Claims that accuracies are in this order, the largest first.
 above = partial(order, sign=">", spec=".1f")
@@ -55,7 +55,7 @@ def growing(
     - `point`: with `seed`, `batch`, `steps` and the last number of
       `statements`.
     - `first`: the number of statements from which they grow.
-    - Returns what makes the batch of a step, counted from 0: tokens, and a label
+    - Returns a function that makes the batch of a step, from 0: tokens, and a label
       for every statement.
     """
     rng = random.Random(point["seed"])

@@ -1,7 +1,7 @@
-"""The synthetic settings of Schlag et al. 2021: their grids, and claims by size.
+"""Define the synthetic settings of Schlag et al. 2021: their grids, and claims by size.
 
-A setting is a table of series: what is trained, at which numbers of keys, and
-which losses were published.
+A setting is a table of series: the rules to train, the numbers of keys, and
+the published losses.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -20,7 +20,7 @@ from fwlab.models.retriever import ALL, BATCH, GAIN, ONE, SHORT_PATIENCE, SOLVED
 
 
 class Series(NamedTuple):
-    """A rule with a feature map, and how it is trained and drawn.
+    """Hold a rule with a feature map, its training, and its looks.
 
     - `published`: final losses in the authors' logs, by S; one seed each.
     - `sizes`: numbers of keys at which all keys are asked. One is asked, as
@@ -54,7 +54,7 @@ class Series(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
-    """A task, and the grids of its series.
+    """Define a task and the grids of its series.
 
     - `series`: rules and feature maps.
     - `repeat`: whether keys return, in sequences of 2S pairs.
@@ -134,7 +134,7 @@ class Setting:
     # --- Claims -----------------------------------------------------------
 
     def edges(self, points: Points):
-        """Say where published losses are at most 0.001, and where they are not."""
+        """Claim where losses are at most 0.001, as published, and where not."""
         for s, ask, solved in product(self.series, (ALL, ONE), (True, False)):
             if s.edge:
                 # Features that are fewer hold less; attention has none.
@@ -142,7 +142,7 @@ class Setting:
                 yield from self.edge(s.of(points, ask=ask), s, ask, solved, scale)
 
     def edge(self, points: Points, s: Series, ask: str, solved: bool, scale: float):
-        """Say so of one side of the edge of a series, if it has sizes there."""
+        """Claim this for one side of the edge of a series, if it has sizes there."""
         inside, edge = (le, s.edge[0]) if solved else (ge, s.edge[1])
         own = Points(p for p in points if inside(p["S"], edge * scale))
         sizes = own.by("S")
@@ -154,7 +154,7 @@ class Setting:
             if inside(S, edge) and (S in sizes or narrow(own))
         }
         most, bound = (max, "at most") if solved else (min, "at least")
-        # Of softmax attention we know no more of these losses.
+        # These losses of softmax attention are not known more precisely.
         limit = f"{most(theirs.values()):.4f}" if theirs else SOLVED
         yield every(
             f"{s.label}, {ask}: {'' if solved else 'not '}solved {at(sizes, solved)}",
@@ -195,7 +195,7 @@ def by_size(points: Points, column: str = "loss") -> dict[int, Numbers]:
 
 
 def protocol(points: Points) -> str:
-    """Say how the protocol of points differs from the published one."""
+    """Describe how the protocol of points differs from the published one."""
     p, gain = points[0], max(p.get("gain", 0) for p in points)
     parts = [f"keys of width {p['d_key']}"] if narrow(points) else []
     if p.get("ask") == ALL:
@@ -208,7 +208,7 @@ def protocol(points: Points) -> str:
 
 
 def at(sizes: Collection[int], solved: bool) -> str:
-    """Write sizes: of what is solved the last one, and otherwise the first."""
+    """Write sizes: the last solved one, or otherwise the first."""
     if len(sizes) == 1:
         return f"at S = {min(sizes)}"
     return f"up to S = {max(sizes)}" if solved else f"from S = {min(sizes)}"

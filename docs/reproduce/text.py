@@ -1,4 +1,4 @@
-"""Language models on text: what several experiments share."""
+"""Train language models on text, as several experiments do."""
 
 import hashlib
 import math
@@ -60,7 +60,7 @@ TEXTS = {
 TRIVIAL = 0.95 * 2.48
 #: Claim an order of losses, all below that of pairs of characters.
 below = partial(order, trivial=TRIVIAL)
-#: How our models differ from those of Schlag et al., whose blocks normalise after each
+#: The difference to the models of Schlag et al., whose blocks normalise after each
 #: sum, whose outputs have the factor, and whose window slides in evaluation.
 PROTOCOL = "characters, pre-norm, outputs without d_head^(-1/2)"
 WINDOWS = "disjoint windows"
@@ -72,7 +72,7 @@ CONVOLUTION_SIZE = 4
 
 # --- Models ---------------------------------------------------------------
 
-#: Attention that compares tokens by their distance, like fast weights without a
+#: Attention with rotary positions, which needs, like fast weights, no
 #: table of positions.
 ROTARY_SOFTMAX = Mixer(lambda s: SoftmaxAttention(s.d_model, s.heads, rope=1.0))
 
@@ -109,15 +109,15 @@ def fast_weights(
 
 
 class ConvolutionAlone(FastWeightAttention):
-    r"""The layer of the sum rule with a short convolution, but no fast weights.
+    r"""Compute the sum rule's layer with a short convolution, but no fast weights.
 
-    It returns $W_o$ times the convolved values: what a step would write, not what a
-    memory answers. Queries and keys are computed as usual, and have no effect, so
+    It returns $W_o$ times the convolved values: the write of a step, not the read of a
+    memory. Queries and keys are computed as usual, and have no effect, so
     that everything else stays equal: initial weights, and numbers of parameters.
     """
 
     packs = skips = False
-    step = Causal.step  # by way of `_mix`
+    step = Causal.step  # the slow path, which calls `_mix`
 
     def _mix(self, x: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
         qkv = torch.cat([self.to_q(x), self.to_k(x), self.to_v(x)], -1)
@@ -135,9 +135,9 @@ CONVOLUTION = fast_weights(
 
 
 class ConvolvedAttention(SoftmaxAttention):
-    """Attention with rotary positions behind the short convolution of fast weights."""
+    """Attend with rotary positions, behind the short convolution of fast weights."""
 
-    step = Causal.step  # by way of `_mix`
+    step = Causal.step  # the slow path, which calls `_mix`
 
     def __init__(self, d_model: int, heads: int):
         super().__init__(d_model, heads, rope=1.0)
@@ -157,11 +157,11 @@ class ConvolvedAttention(SoftmaxAttention):
         return super().state_size(time) + (self.conv.size - 1) * self.conv.channels
 
 
-#: The bar: it keeps the whole window, behind the convolution.
+#: The strong baseline, which keeps the whole window, behind the convolution.
 CONVOLVED_SOFTMAX = Mixer(lambda s: ConvolvedAttention(s.d_model, s.heads))
 
 
-#: Both, by the names that tables and charts have for them.
+#: Both controls, by their names in tables and charts.
 ALONE, CONVOLVED = "convolution alone", "convolution + attention"
 CONTROLS = {ALONE: CONVOLUTION, CONVOLVED: CONVOLVED_SOFTMAX}
 
@@ -200,7 +200,7 @@ def config(point: Point, mixer: Mixer) -> Config:
         lr=point["lr"],
         min_lr=point["lr"] / 10,
         seed=point["seed"],
-        eval_every=10**6,  # only at the end
+        eval_every=10**6,  # evaluate only at the end
         device="cpu",
     )
     return replace(c, d_ff=equal_d_ff(mixer, (c.layers, c.heads, c.d_model, block)))
@@ -228,7 +228,7 @@ def load(name: str) -> str:
 
     - `name`: as in `fwlab.data.corpus`; "any", for quick versions, is the
       beginning of Shakespeare, or of Python if Shakespeare is not available.
-      What was read is in the results: see `recorded`.
+      The results name the text: see `recorded`.
     """
     text = corpus(None)[:300_000] if name == "any" else corpus(name)
     digest = hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
@@ -245,7 +245,7 @@ def recorded(sha256: str) -> Point:
 
 
 class Run(Trainer):
-    """The training of `fwlab train`, of any mixer.
+    """Train as `fwlab train` does, with any mixer.
 
     - `config`: the run; `config.mixer` has no effect. With `carry`, the validation
       text is one long sequence, or as many as `eval_rows` says.
@@ -279,7 +279,7 @@ class Run(Trainer):
         inputs = self.train_tokens[: c.batch * c.block].view(c.batch, c.block)
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             loss = self.model(inputs.to(self.device)).logsumexp(-1).sum()
-        del loss  # until here, what is saved was alive: no address came twice
+        del loss  # saved tensors lived until here, so no address came twice
         return round(sum(sizes.values()) / 2**20, 2)
 
 
@@ -289,7 +289,7 @@ def new_run(point: Point, mixer: Mixer) -> Run:
 
 
 def train(run: Run) -> Point:
-    """Train to the end, and say what came out; no loss if it diverged.
+    """Train to the end, and return the results; no loss if it diverged.
 
     - Returns the text's name and the beginning of its hash; sizes; the loss
       of validation; and the learning curve.
@@ -322,7 +322,7 @@ def experiment(
     """Return `run` and `setup` of an experiment with models of text.
 
     - `mixer`: returns the mixer of a point.
-    - `measure`: what a trained model adds to the results.
+    - `measure`: returns additional results of a trained model.
     """
 
     def run(point: Point) -> Point:

@@ -1,4 +1,4 @@
-"""Translation without softmax: Tables 1 and 6 of Schlag et al. 2021.
+"""Translate without softmax: Tables 1 and 6 of Schlag et al. 2021.
 
 The text is number words instead of news: English to German, where the ones
 come before the tens. Models read and write single characters.
@@ -78,7 +78,7 @@ def feature_map(kind: str, ratio: int, d_key: int) -> FeatureMap | None:
 
 
 def run(point: Point) -> Point:
-    # Of the extra "reproduce"; if it is missing, not only after training.
+    # Import first, since the extra "reproduce" may be missing.
     from sacrebleu.metrics import BLEU
 
     torch.manual_seed(point["seed"])
@@ -92,7 +92,7 @@ def run(point: Point) -> Point:
     written = translate(model, unseen)
     wanted = [number_words(number, "german") for number in unseen]
     exact = sum(a == b for a, b in zip(written, wanted, strict=True)) / len(unseen)
-    # Of characters: a German number is one word.
+    # BLEU of characters, since a German number is one word.
     bleu = BLEU(tokenize="char").corpus_score(written, [wanted]).score
     return {
         "d_dot": phi and phi.width(d_key),

@@ -1,4 +1,4 @@
-"""A folder as a website, and a browser to look at it."""
+"""Serve a folder as a website, and find a browser for it."""
 
 import functools
 import http.server
@@ -11,7 +11,7 @@ from pathlib import Path
 
 #: For Chromium in a container, whose own sandbox has no rights there, whose
 #: shared memory may be too small for a page, and which has no graphics card;
-#: without what it would do on its own beside the pages, and without other hosts.
+#: without background work, and without other hosts.
 OPTIONS = [
     *("--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update"),

@@ -20,7 +20,7 @@ from fwlab.files import replacing
 from fwlab.models import LanguageModel
 from fwlab.training import Checkpoint, CheckpointError, Config, load
 
-#: The mixers that the figure of Shakespeare can run, and options that it has not.
+#: The mixers that the figure of Shakespeare can run, and options that it lacks.
 WEB_MIXERS = ("delta", "sum")
 OPTIONS = ("like", "conv", "out_norm", "out_gate", "beta_max", "norm", "mlp")
 

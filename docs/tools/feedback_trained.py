@@ -1,4 +1,4 @@
-"""Trains the models of notebook 17, and records what they answer.
+"""Train the models of notebook 17, and record their answers.
 
 One seed trains, all on the same growing programs, a transformer, a feedback model of
 equal size, and another one that starts from the weights of that transformer; then, on
@@ -41,10 +41,10 @@ CONFIG: dict[str, Any] = {
     "eval_programs": 500,
 }
 FOLDER = Path(__file__).parents[2] / "fwlab/data/results"
-#: The statements that programs of full length save in a training that grows.
+#: The share of statements that growing programs save over programs of full length.
 SAVED = CONFIG["share"] * (1 - CONFIG["first"] / CONFIG["statements"]) / 2
 FULL = {"first": CONFIG["statements"]}
-#: Of each model its mixer, and what is different from `CONFIG`.
+#: The mixer of each model, and its differences from `CONFIG`.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "transformer": ("softmax", {}),
     "feedback": ("feedback", {}),

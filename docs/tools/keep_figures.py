@@ -20,8 +20,8 @@ from playwright.sync_api import Page, sync_playwright
 FIGURES = Path(__file__).resolve().parents[1] / "figures"
 #: Figures of other pages.
 ELSEWHERE = tomllib.loads((FIGURES / "elsewhere.toml").read_text("utf-8"))
-#: Until its script runs, nothing in a picture follows a press or an arrow key. A
-#: figure that does not begin with what is worth keeping has `still`: it goes there,
+#: Without its script, nothing in a picture reacts to a press or an arrow key. A
+#: figure whose first state is not worth keeping has `still`: it goes to a better one,
 #: or makes the picture itself.
 STILL = """async (name) => {
   const root = document.querySelector(`#figure-${name}`);
@@ -55,7 +55,7 @@ def address(name: str) -> str:
 def stills(tab: Page, name: str) -> dict[str, str]:
     """Return picture and words of a figure that has begun in `tab`, by name.
 
-    Those of its first state come first, then those of its other steps.
+    The picture of its first state comes first, then those of its other steps.
     """
     figure = tab.locator(f"#figure-{name}")
     if name == "shakespeare":
@@ -70,7 +70,7 @@ def stills(tab: Page, name: str) -> dict[str, str]:
 
 
 def still(tab: Page, name: str, mark: str = "") -> str:
-    # The picture first: to make it may take what a reader gets on first use.
+    # The picture first: making it may take what a reader gets on first use.
     picture = tab.evaluate(STILL, name)
     words = tab.locator(f"#figure-{name} .fw-words").inner_text()
     return (

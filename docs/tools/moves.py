@@ -1,4 +1,4 @@
-"""People who move, and the question where they are."""
+"""Draw texts about people who move, with questions where they are."""
 
 import random
 from typing import NamedTuple
@@ -19,7 +19,7 @@ WORDS = (*NAMES, *PLACES, "is", "in", ".", "Where", "?")
 
 
 class Moves(NamedTuple):
-    """A batch of texts, `[batch, time]` each.
+    """Hold a batch of texts, `[batch, time]` each.
 
     - `tokens`: numbers in `WORDS`; shorter rows end with more full stops.
     - `labels`: at the `?` of a question, the token of its answer; -1 elsewhere.

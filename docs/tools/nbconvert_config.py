@@ -1,9 +1,9 @@
-"""How `make notebooks` executes notebooks in place, so that git contains what readers see.
+"""Configure `make notebooks`, which executes notebooks in place for git and readers.
 
 On the same machine the same code gives the same bytes, except in cells tagged
 `nbval-ignore-output`: cell ids stay; timings and other traces of a run are
 removed. On another processor the coordinates in a picture may differ in their
-last digits; tests/pictures.py says what may not.
+last digits; tests/pictures.py checks the rest.
 """
 
 c = get_config()  # noqa: F821 (of nbconvert)

@@ -47,7 +47,7 @@ def strong_sum(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, **options: Any) ->
 
 
 class Layer(FastWeightAttention):
-    """Have one rule more than the layer of the package."""
+    """Add the rule "strong_sum" to the layer of the package."""
 
     rules = RULES | {"strong_sum": RULES["delta"]._replace(operation=strong_sum)}
     step = Causal.step  # the fast one is for operations of the package
@@ -55,9 +55,9 @@ class Layer(FastWeightAttention):
 
 @dataclass(frozen=True)
 class PairConfig:
-    """One model of the pair."""
+    """Configure one model of the pair."""
 
-    rule: Literal["sum", "delta"] = "delta"  # What a write does: add, or correct.
+    rule: Literal["sum", "delta"] = "delta"  # The rule of a write: add, or correct.
     layers: int = 1  # Number of blocks.
     heads: int = 1  # Heads per block.
     d_model: int = 32  # Width of the model, and of keys and values.

@@ -1,4 +1,4 @@
-"""Time fwlab next to what you would use instead of it.
+"""Time fwlab next to common alternatives.
 
 A peer is a function of another package where that is installed, else the usual form,
 written out here. Both sides are measured in turns in one process, on as many threads as
@@ -22,7 +22,7 @@ from fwlab.feature_maps import l2_normalize
 from fwlab.models import LanguageModel
 
 ROUNDS = 5
-#: What computes, and on what; each takes no arguments.
+#: The functions to time, by name; none takes arguments.
 Sides = dict[str, Callable[[], Any]]
 
 

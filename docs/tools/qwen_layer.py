@@ -1,4 +1,4 @@
-"""What the layer of Qwen3.5 returns, as transformers computes it, for notebook 11.
+"""Record the outputs of Qwen3.5's layer in transformers, for notebook 11.
 
     pip install transformers
     python docs/tools/qwen_layer.py

@@ -1,4 +1,4 @@
-"""What the parts of Qwen3.5's layer are for: each taken away in turn.
+"""Measure the effect of each part of Qwen3.5's layer, by removing it.
 
     python docs/tools/qwen_parts.py recall
     python docs/tools/qwen_parts.py shakespeare
@@ -29,7 +29,7 @@ from fwlab.fit import answer_loss, fit
 from fwlab.provenance import provenance
 
 OUT = Path(__file__).parents[2] / "fwlab" / "data" / "results" / "qwen-parts.json"
-#: What a layer can do without.
+#: The parts that are removed, one in each layer.
 PARTS = {
     "nothing": "",
     "convolution": "conv",
@@ -43,7 +43,7 @@ PARTS = {
 
 
 class Delta(nn.Module):
-    """The layer of Qwen3.5, less one part; one key head for each value head."""
+    """Compute the layer of Qwen3.5, less one part; one key head for each value head."""
 
     def __init__(self, d: int, heads: int, width: int, without: str):
         super().__init__()
@@ -85,7 +85,7 @@ class Delta(nn.Module):
 
 
 class Model(nn.Module):
-    """Blocks of the layer and, where it is wanted, an MLP."""
+    """Stack blocks of the layer and, if wanted, an MLP."""
 
     def __init__(
         self, tokens: int, layers: int, d: int, heads: int, mlp: bool, without: str

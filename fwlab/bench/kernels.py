@@ -136,7 +136,7 @@ def compared(op: Any, results: list[Tensor]) -> list[Tensor]:
 def measure_row(
     op: Any, size: dict[str, int], side: str, device: str, clock: Clock
 ) -> Row:
-    """Measure a side: errors by precision, time and memory, and why there are none."""
+    """Measure a side: errors by precision, time and memory, or why it has none."""
     shape = {"T" if n == "time" else n: value for n, value in size.items()}
     row: Row = {"op": op.__name__, "case": key(op, size), "shape": shape, "side": side}
     row |= {"errors": dict.fromkeys(LIMITS), "refused": None, "reason": None}

@@ -1,4 +1,4 @@
-"""Naive against efficient, training steps by mixer, and decoding.
+"""Measure naive against efficient forms, training steps by mixer, and decoding.
 
 All versions of a case are measured in turns in one process; the median is reported.
 """
@@ -38,7 +38,7 @@ CASES: tuple[tuple[Any, dict[str, int]], ...] = (
     (ops.feedback, {"time": 256, "width": 128, "layers": 4}),
     (ops.feedback, {"time": 256, "width": 128, "layers": 4, "groups": 1}),
 )
-#: Turns of each side.
+#: Measurements of each side.
 ROUNDS = 3
 #: The model of the training steps: nanoGPT's size for a CPU.
 VOCAB, LAYERS, HEADS, D_MODEL, BLOCK, BATCH = 65, 4, 4, 128, 64, 12
@@ -116,7 +116,7 @@ def new_model(mixer: str, time: int = BLOCK, d_ff: int | None = None) -> Languag
 
 
 class TrainingStep:
-    """A model, a batch and an optimiser; a call takes a training step."""
+    """Take a training step in each call, of a model, with a batch and an optimiser."""
 
     def __init__(self, make: Callable[[], nn.Module], time: int = BLOCK):
         torch.manual_seed(0)

@@ -37,7 +37,7 @@ def example(
 ) -> dict[str, Tensor]:
     """Draw usual inputs of an operation by name, in float64.
 
-    - `sizes`: those of its dimensions by name. Arguments that may be missing are.
+    - `sizes`: the sizes of its dimensions by name. Optional arguments are left out.
     """
     rule, x = getattr(op, "rule", None), {}
     for name, dims in operation.annotated(op).names.items():
@@ -64,7 +64,7 @@ def problem(op: Any, dtype: torch.dtype, **sizes: int) -> Problem:
     """
     generator, sizes = torch.Generator().manual_seed(0), SIZES | sizes
     width, heads, name = sizes.pop("width"), sizes["heads"], op.__name__
-    # The dimensions of keys in AFT: of the table of biases, or those of a head.
+    # The dimensions of keys in AFT: of the table of biases, or of a head.
     wide, keys = width, sizes["time"]
     if name == "aft_conv":
         wide = keys = width // heads

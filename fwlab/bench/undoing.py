@@ -2,7 +2,7 @@ r"""Measure how far back the updates of the delta rule can be undone.
 
 A backward pass needs the fast weights of every step. Appendix F of Schlag et al.
 2021 keeps only the last ones, and undoes one update
-after the other. This says how far off the fast weights are then.
+after the other. This module measures the error of the fast weights then.
 
 - `W`: `[value, key]`; `k`: `[key]`, already features; `v`: `[value]`.
 - `beta`: a scalar.
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fwlab.feature_maps import DPFP, KEY_NORMS
 
-#: How the increment of an update is found, and the decay of the fast weights per step.
+#: For each method, the source of the increments, and the decay per step.
 METHODS = {
     "stored": ("stored", 1.0),
     "inverted": ("inverted", 1.0),

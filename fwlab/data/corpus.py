@@ -140,7 +140,7 @@ def _text(name: str | None) -> Text:
         texts = (_text(f"{name}-{split}").documents for split in Splits._fields)
         return Text(sum(texts, ()))
     path = Path(name)
-    if name and path.is_dir():  # without a name, it would be the current folder
+    if name and path.is_dir():  # "" would be the current folder
         return _folder(path)
     if name and ("/" in name or "\\" in name or path.suffix or path.exists()):
         return Text((_file(path),))
@@ -177,7 +177,7 @@ def _fetch(name: str, source: _Source) -> Path:
     try:
         import pooch
     except ModuleNotFoundError as error:
-        if error.name != "pooch":  # one that it needs itself
+        if error.name != "pooch":  # a dependency of pooch is missing
             raise
         raise _Unreachable(
             f"cannot download the corpus {name!r}: pooch is not installed; run "
@@ -282,7 +282,7 @@ def _unix_lines(text: str) -> str:
 def _standard_library() -> str:
     """Return the top level of the standard library, all files concatenated.
 
-    Only ASCII files, so that the alphabet stays as small as a book's.
+    Only ASCII files are read, so that the alphabet stays as small as a book's.
     """
     folder = Path(sysconfig.get_path("stdlib"))
     files = (path.read_bytes() for path in sorted(folder.glob("*.py")))

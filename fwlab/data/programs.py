@@ -34,7 +34,7 @@ CLAUSES = (
 #: Kinds of statements, each as likely as the others; those after an `if`.
 KINDS = ("assign", "increment", "decrement", "print", "if")
 INNER = ("assign", "increment", "decrement")
-#: Rules that answer some prints rightly without executing everything.
+#: Rules that predict some prints correctly without executing everything.
 RULES = ("most frequent value", "last print", "skip every if", "every if is true")
 #: A program in words, with its labels and values as numbers.
 Made = tuple[list[str], list[int | None], list[int | None]]
@@ -130,7 +130,7 @@ def program(statements: int, variables: int, rng: random.Random) -> Made:
     for _ in range(statements):
         statement = _statement(KINDS, NAMES[:variables], values, rng)
         _execute(statement, values)
-        at = {"print": 1, "if": 5}.get(statement[0], 0)  # its variable
+        at = {"print": 1, "if": 5}.get(statement[0], 0)  # the place of the variable
         value = values.get(statement[at])
         nothing = [None] * (len(statement) - 1)
         tokens += statement
@@ -212,7 +212,7 @@ def _holds(values: dict[str, int], name: str, sign: str, limit: str) -> bool:
 
 
 def execute(tokens: Sequence[str], conditions: bool | None = None) -> list[int | None]:
-    """Execute a program, rightly or by a rule that saves work.
+    """Execute a program, correctly or by a rule that saves work.
 
     - `tokens`: as from `program`.
     - `conditions`: None = as they are; True or False = take every condition for true,
@@ -245,7 +245,7 @@ def test_rng(seed: int) -> random.Random:
 def guess(
     rule: str, tokens: Sequence[str], labels: Sequence[int | None]
 ) -> list[int | None]:
-    """Answer every print of a program by a rule.
+    """Predict every print of a program by a rule.
 
     - `rule`: one of `RULES`. The most frequent value takes many programs, and
       guesses nothing here: see `rule_accuracy`.

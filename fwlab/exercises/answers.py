@@ -65,7 +65,7 @@ def ask(
         recorded.append(call)
     case = "With " + ", ".join(_described(n, a) for n, a in arguments.items())
     try:
-        with torch.enable_grad():  # whatever mode an answer leaves behind
+        with torch.enable_grad():  # in spite of modes that an answer sets
             result = answer(*copies.values())
     except KeyboardInterrupt:
         raise
@@ -112,7 +112,7 @@ def copied(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def tensors(result: Any) -> tuple[Tensor, ...] | None:
     """Convert the result of an answer to tensors; None if that is impossible."""
-    if isinstance(result, Real):  # also those of NumPy
+    if isinstance(result, Real):  # also a NumPy scalar
         result = torch.tensor(float(result), dtype=torch.float64)
     parts = tuple(result) if isinstance(result, tuple | list) else (result,)
     return tuple(part.detach() for part in parts) if all(map(_is, parts)) else None
@@ -271,7 +271,7 @@ def _easy(drawn: list[Any]) -> list[float]:
 def _small(
     x: Tensor, cut: dict[int, int], numbers: list[float], chance: random.Random
 ) -> Tensor:
-    """Return a tensor of these numbers, whose dimensions are cut."""
+    """Cut the dimensions of a tensor, and fill it with some of the given numbers."""
     x = x[tuple(slice(cut.get(size, size)) for size in x.shape)]
     some = [chance.choice(numbers) for _ in range(x.numel())]
     return torch.tensor(some, dtype=x.dtype).reshape(x.shape)
@@ -364,7 +364,7 @@ def _parts(result: Any, wanted: dict[str, Tensor], one: bool) -> tuple[Any, ...]
     if one:
         (target,) = wanted.values()
         if not (target.dim() or target.requires_grad or _is(result)):
-            number = _plain(result)  # as good as a tensor without dimensions
+            number = _plain(result)  # equivalent to a tensor without dimensions
             if number is not None:
                 result = torch.tensor(number, dtype=target.dtype)
         return (result,)

@@ -1,4 +1,4 @@
-"""Rules as text, as the site's editor has them, become steps in PyTorch."""
+"""Compile rules, written as text in the site's editor, to steps in PyTorch."""
 
 import ast
 from collections.abc import Callable
@@ -28,13 +28,13 @@ ALLOWED = (
 
 class _ToTensors(ast.NodeTransformer):
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
-        """Make `W = W + x` of `W += x`, which would change the caller's tensor."""
+        """Replace `W += x`, which would change the caller's tensor, by `W = W + x`."""
         before = ast.parse(ast.unparse(node.target), mode="eval").body
         right = ast.BinOp(before, node.op, self.visit(node.value))
         return ast.copy_location(ast.Assign([node.target], right), node)
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        """Make a name of a number, which stands for a tensor."""
+        """Replace a number by a name that stands for its tensor."""
         return ast.copy_location(ast.Name(f"#{node.value!r}", ast.Load()), node)
 
 
@@ -45,7 +45,7 @@ def compiled(text: str) -> tuple[Callable[..., Tensor], list[str]]:
     - Returns the function, and the names of its inputs.
     - Raises `ValueError` for what the language does not have, with the line.
     """
-    if len(text) > 2_000:  # as on the page
+    if len(text) > 2_000:  # the limit of the site's editor
         raise ValueError(f"line 1: expected at most 2000 characters, got {len(text)}")
     try:
         tree = ast.parse(text)

@@ -281,8 +281,8 @@ class _Verdict(NamedTuple):
 
 def _heard(exercise: Exercise, answer: Answer) -> Iterator[_Verdict]:
     """Yield the verdicts, and report the outcome to the listener."""
-    exercise.compile()  # or its author would never see what is faulty
-    why = "its check was stopped"  # unless we get further
+    exercise.compile()  # so that its author sees faulty code
+    why = "its check was stopped"  # replaced once the check ends
     try:
         for verdict in _verdicts(exercise, answer):
             if verdict.wrong:
@@ -316,14 +316,14 @@ def _verdicts(exercise: Exercise, answer: Answer) -> Iterator[_Verdict]:
             generator = Generator().manual_seed(number)
             try:
                 verdict = _verdict(exercise, each, answer, generator)
-            except BaseException as error:  # it was stopped, or the check is faulty
+            except BaseException as error:  # a stopped answer, or a faulty check
                 verdict = _Verdict(
                     each.says, f"The check ended with {described(error)}"
                 )
             verdicts.put(verdict)
             if verdict.wrong or each is exercise.properties[-1]:
                 return
-            verdicts.join()  # what redirects stdout must not swallow the caller's line
+            verdicts.join()  # a redirected stdout would swallow the caller's line
 
     thread, stdout = threading.Thread(target=work, daemon=True), sys.stdout
     thread.start()
@@ -362,16 +362,16 @@ def _verdict(
         return _Verdict(tried.says, "")
     except Wrong as wrong:
         why = str(wrong)
-    except Exception as error:  # an answer that we did not foresee
+    except Exception as error:  # an unforeseen result
         why = f"Your result led to {described(error)}"
     misconception = case = ""
     try:
-        with redirect_stdout(io.StringIO()):  # it has printed everything once
+        with redirect_stdout(io.StringIO()):  # the output is printed already
             misconception = _recognise(exercise, tried, answer, before)
-            slow = time.monotonic() > start + SECONDS / 4  # the rest is for its message
+            slow = time.monotonic() > start + SECONDS / 4  # save time for the message
             if not misconception and not slow:
                 case = _counterexample(exercise, answer)
-    except SystemExit:  # it was stopped, or stops anyone who calls it
+    except SystemExit:  # a stopped answer, or one that calls `sys.exit`
         pass
     return _Verdict(tried.says, why, misconception, case)
 
@@ -381,9 +381,9 @@ def _recognise(
 ) -> str:
     """Return the misconception that gives the same results as an answer, if any.
 
-    In all calls so far and on examples; or else one of the property that failed, in
-    the calls of this property, which are those from number `before` on. There, calls
-    that raised an error do not count, and small differences do not, either: an answer
+    It must agree in all calls so far and on examples; a misconception of the failed
+    property must agree only in its calls, those from number `before` on. There,
+    calls that raised an error and small differences do not count, because an answer
     may have other epsilons.
     """
     asked = list(calls.get() or ())
@@ -419,7 +419,7 @@ def _recognise(
 
 
 def _varied(some: list[Call]) -> bool:
-    """Return True if results have several values; one can be right by chance."""
+    """Return True if results have several values: a single one may agree by chance."""
     results = [x for call in some for x in call.result or ()]
     if any(x.layout != torch.strided or x.is_meta for x in results):
         return True  # no numbers that can be seen
@@ -427,7 +427,7 @@ def _varied(some: list[Call]) -> bool:
 
 
 def _far(exercise: Exercise, asked: list[Call], function: Answer) -> float:
-    """Return the distance of an answer from a function, over that from the solution."""
+    """Return the distance from answer to function over that from answer to solution."""
     from_function = from_right = 0.0
     for call in asked:
         results = (
@@ -449,7 +449,7 @@ def _far(exercise: Exercise, asked: list[Call], function: Answer) -> float:
     return from_function / from_right if from_right else math.inf
 
 
-#: A case that takes more letters is nothing to calculate by head.
+#: A longer case is too hard to calculate by head.
 LONGEST = 200
 
 
@@ -489,9 +489,9 @@ def _counterexample(exercise: Exercise, answer: Answer) -> str:
 
 
 def _first_step(exercise: Exercise, answer: Answer, given: dict[str, Any]) -> str:
-    """Find the first wrong step: the answer has its name, but its numbers nowhere.
+    """Find the first variable of the solution that the answer has with wrong values.
 
-    Numbers with the other sign count as had; "" = there is no such step.
+    The answer has the right values nowhere, up to the sign; "" = none is wrong.
     """
     yours, right = (_variables(f, given) for f in (answer, exercise.reference))
     numbers = [x for x in yours.values() if isinstance(x, Tensor)]
@@ -535,7 +535,7 @@ def _outcome(
 ) -> tuple[Tensor, ...] | None:
     """Return the tensors that a function returns; None = none, or an error."""
     try:
-        with torch.enable_grad():  # it may take a gradient itself
+        with torch.enable_grad():  # the function may compute a gradient itself
             return tensors(function(*copied(arguments).values()))
     except SystemExit:
         raise
@@ -554,7 +554,7 @@ def _compared(
     try:
         whole = result if len(result) > 1 else result[0]
         return tensors(exercise.matters(whole, *arguments.values()))
-    except Exception:  # of another shape, for example
+    except Exception:  # a result of another shape, for example
         return result
 
 
@@ -637,7 +637,7 @@ def _find(name: Any, is_function: bool = True) -> tuple[Exercise | None, str]:
         )
     title = name if isinstance(name, str) else getattr(name, "__name__", None)
     if not isinstance(title, str):
-        title = type(name).__name__  # of a module, for example
+        title = type(name).__name__  # for an answer such as a module
     if title not in EXERCISES:
         return None, f"There is no exercise named {title!r}. The exercises: {known}."
     return EXERCISES[title], ""

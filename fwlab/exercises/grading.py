@@ -1,4 +1,4 @@
-"""Grading a notebook: nbclient runs its cells in a kernel, with limits."""
+"""Grade a notebook: nbclient runs its cells in a kernel, with limits."""
 
 import json
 import logging
@@ -43,7 +43,7 @@ class Submission(NamedTuple):
     - `cells`: the source of each code cell.
     - `listed`: names of the exercises that it lists, as `student_notebook` writes
       them; None = it has no list.
-    - `problem`: why it is no notebook; "" = it is one.
+    - `problem`: why the file is no notebook; "" = it is one.
     """
 
     notebook: str
@@ -53,7 +53,7 @@ class Submission(NamedTuple):
 
 
 def read(notebook: Path) -> Submission:
-    """Read a submitted notebook; a file that is none gets the reason."""
+    """Read a submitted notebook, or record why the file is not one."""
     got = "no file"
     errors = (OSError, ValueError, LookupError, TypeError, AttributeError)
     with suppress(*errors, RecursionError):
@@ -111,7 +111,7 @@ def grade(
 
     - `notebook`: the answers of a learner. Without bubblewrap, a notebook may
       delete files: `read` all of them before you grade the first.
-    - `seconds`: time limit of the whole.
+    - `seconds`: time limit of the whole notebook.
     - `cell_seconds`: time limit of one cell, in whole seconds.
     - `gib`: how much memory it may take, on top of that of PyTorch; Linux only.
     - `expected`: names of the exercises; None = those that the notebook
@@ -205,7 +205,7 @@ def _run(
         def output(self, outs: Any, message: Any, *place: Any) -> None:
             """Receive the output of a cell, and keep its verdicts."""
             match message["content"].get("data", {}).get(VERDICT):
-                case {"name": str(name), "why": str(why)}:  # not what a notebook forged
+                case {"name": str(name), "why": str(why)}:  # ignore other forms
                     verdicts.append((name, why))
 
     def failed(cell: Any, cell_index: int, execute_reply: Any) -> None:
@@ -216,7 +216,7 @@ def _run(
         errors.append({"cell": cell_index, "error": error})
 
     first = f"import fwlab.exercises.grading as _\n_.prepare({own!r}, {gib})\ndel _"
-    # Half characters cannot be sent.
+    # Unpaired surrogates cannot be sent.
     sources = [each.encode(errors="replace").decode() for each in (first, *cells)]
     notebook = new_notebook(cells=[new_code_cell(source) for source in sources])
     quiet = logging.Logger("nbclient", logging.CRITICAL + 1)
@@ -224,7 +224,7 @@ def _run(
         work = Path(home, "work")
         work.mkdir()
         sandbox, sockets = _bubblewrap(), {}
-        if sandbox:  # it has a network of its own, so files connect us
+        if sandbox:  # the sandbox has its own network: connect by files
             sandbox = (*sandbox, "--bind", home, home, "--chdir", str(work))
             sockets = {"transport": "ipc", "ip": f"{home}/kernel"}
         file = f"{home}/kernel.json"
@@ -298,7 +298,7 @@ def _kill(kernel: "subprocess.Popen[bytes]") -> None:
 
 @cache
 def _bubblewrap() -> tuple[str, ...]:
-    """Make the command that shuts a kernel in; () = it is missing, or does not work.
+    """Return the command that sandboxes a kernel; () = bubblewrap is missing or fails.
 
     The kernel then sees no files but the system's and Python's, no network and no
     other processes.
@@ -330,7 +330,7 @@ def _environment(home: str) -> dict[str, str]:
 def _path() -> list[str]:
     """Return where a kernel finds modules: fwlab, and packages.
 
-    It finds none in the folder in which this runs, beside what others have handed in.
+    The current folder is left out, since it may hold files that others handed in.
     """
     root = str(Path(__file__).parents[2])
     others = [path for path in sys.path if path not in ("", os.getcwd(), root)]

@@ -1,4 +1,4 @@
-"""Notebooks to hand out: tasks alone, or notebooks of the course without results."""
+"""Write notebooks to hand out: only tasks, or course notebooks without results."""
 
 import inspect
 import linecache

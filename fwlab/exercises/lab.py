@@ -57,7 +57,7 @@ def keep(name: str, answer: Callable[..., Any]) -> str:
         exec(compile(text, FILE, "exec"), ModuleType("my_lab").__dict__)
         with replacing(file) as safe:
             safe.write_text(text, "utf-8")
-    except Exception as error:  # of what is in the file, too
+    except Exception as error:  # also an error in the file
         return f"It is not kept in {FILE}: {error}"
     return f"It is kept in {FILE}."
 
@@ -79,7 +79,7 @@ def load() -> ModuleType:
     module = sys.modules["my_lab"] = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # somebody has changed it
+    except Exception as error:  # a reader may have broken the file
         del sys.modules["my_lab"]
         print(f"{FILE} cannot be imported: {error!r}")
         return empty
@@ -136,14 +136,14 @@ def _source(function: Any, parts: dict[str, str], others: dict[str, Any]) -> str
             new = f" as {name}" if called != name else ""
             parts[name] = f"{f'from {above} ' * bool(above)}import {called}{new}"
         elif where == "my_lab" and any(called in x for x in others.values()):
-            parts[name] = f"{name} = {called}" if new else ""  # it is in the file
+            parts[name] = f"{name} = {called}" if new else ""  # already in the file
         elif value is getattr(home, called, parts):
             parts[name] = f"from {where} import {called}{new}"
         elif isinstance(value, FunctionType):
             alias = f"\n\n\n{name} = {called}" * bool(new)
             text = _source(value, parts, others) + alias
             section = others.get(name, {}).get(name) == ast.unparse(ast.parse(text))
-            del parts[name]  # it comes after what it uses
+            del parts[name]  # to put it after its dependencies
             parts[name] = "" if section else text
         else:
             raise NameError(f"it uses {name}, which belongs to the notebook.")

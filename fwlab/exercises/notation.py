@@ -1,4 +1,4 @@
-"""An exercise is its solution. Its docstring has the task, and reads like its check.
+"""Define an exercise by its solution, whose docstring has the task and the checks.
 
 README.md says how it is written. Code in docstrings is compiled when it is first used.
 """
@@ -21,7 +21,7 @@ from fwlab.exercises.properties import Checks, Draw, Holds, exactly
 
 @dataclass
 class Property:
-    """Something that holds for every right answer.
+    """Describe a property that every right answer has.
 
     - `says`: the sentence that `check` prints: what the answer does.
     - `code`: the check below it, an expression.
@@ -68,7 +68,7 @@ KINDS = ("shape", "agrees", "gradient", "is_causal", "in_chunks")
 
 @dataclass(frozen=True)
 class Exercise:
-    """A function to write.
+    """Describe a function that the learner writes.
 
     - `name`: the name of the learner's function.
     - `task`: what to write, in Markdown: a title, then arguments and result.
@@ -211,7 +211,7 @@ def _read(
 
 
 class Misconception:
-    """A function that many write instead, from a line below a ✗."""
+    """Hold a wrong function that many write, from a line below a ✗."""
 
     def __init__(self, function: Answer, line: str, start: str) -> None:
         self.line = line
@@ -334,7 +334,7 @@ def _lambda(function: Answer, expression: str) -> str:
 
 
 def _edited(function: Answer, line: str, source: str, edits: str) -> str:
-    """Apply edits to a source, each of which finds its place in the original."""
+    """Apply edits to a source, each at its place in the original."""
     found = []
     for edit in filter(None, edits.split(" ; ")):
         old, arrow, new = edit.partition(" ->")

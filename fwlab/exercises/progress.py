@@ -18,7 +18,7 @@ _sure: dict[str, float] = {}
 
 
 def note(name: str, right: bool, sure: float | None = None) -> None:
-    """Remember a right answer, or how the first prediction came out.
+    """Record a right answer, or the result of the first prediction.
 
     - `name`: of an exercise, a question or a derivation.
     - `right`: later answers do not change it.
@@ -49,8 +49,8 @@ def given() -> dict[str, float]:
 def place() -> Path | None:
     """Return the file that stores progress; None = progress is lost with the session.
 
-    It is the folder of a notebook that somebody works in: not one of a test or
-    of continuous integration. The environment variable `FWLAB_PROGRESS` names
+    The file is in the folder of the open notebook; there is none in a test or
+    in continuous integration. The environment variable `FWLAB_PROGRESS` names
     another file; empty = none.
     """
     if (asked := os.environ.get("FWLAB_PROGRESS")) is not None:
@@ -84,7 +84,7 @@ def _content(file: Path) -> dict[str, Any]:
 def overview(known: dict[str, bool]) -> str:
     """List all exercises, derivations and questions by notebook, and which are done.
 
-    - `known`: what was right and what was not, by name.
+    - `known`: whether each answer was right, by name.
     """
     from fwlab.exercises import DERIVATIONS, EXERCISES, QUESTIONS
 

@@ -1,4 +1,4 @@
-"""Checks that many exercises share, and what they count.
+"""Check properties that many exercises share, and count operations and memory.
 
 The code below a ✓ of an exercise calls `shape`, `agrees`, `gradient`, `is_causal` or
 `in_chunks`, the methods of `Checks`. Each makes a function of the answer, the reference
@@ -34,13 +34,13 @@ Holds = Callable[[Answer, Answer, Generator], None]
 
 @dataclass(frozen=True)
 class Checks:
-    """The functions that the code below a ✓ may call.
+    """Provide the functions that the code below a ✓ may call.
 
     A size is a tuple, a mapping, or one value, for `draw`; with several sizes, the
     property has to hold for each.
 
     - `draw`: draws the arguments, unless a check names another.
-    - `names`: those of the results, if there are several.
+    - `names`: the names of the results, if there are several.
     - `because`: the likely cause, for `str.format` with the sizes, the arguments, and
       the `name` of the result.
     - `expected`: what is right, as a function of the arguments; None = the result of
@@ -72,7 +72,7 @@ class Checks:
         """Check that an answer agrees with the solution, or with the expected result.
 
         - `of`: the part of the result that counts; None = all of it.
-        - `only`: the names of those results that count; none = all of them.
+        - `only`: the names of the results that count; none = all results.
         - `change`: functions of single arguments, which replace what was drawn.
         """
 
@@ -171,11 +171,11 @@ class Mode(TorchDispatchMode):
 class Work(Mode):
     """Count PyTorch's operators, products and bytes in a `with` block.
 
-    - `operators`: how many it calls.
-    - `products`: how many numbers they make, where a sum of products of numbers
+    - `operators`: the number of operators that the block calls.
+    - `products`: the number of results, where a sum of products of numbers
       counts once for each product.
-    - `peak`: how many numbers the tensors made meanwhile hold at once.
-    - `largest`: how many the largest of them holds.
+    - `peak`: the maximum number of entries that the new tensors hold at once.
+    - `largest`: the number of entries of the largest new tensor.
     """
 
     def __init__(self) -> None:
@@ -199,7 +199,7 @@ class Work(Mode):
 
     def _hold(self, storage: torch.UntypedStorage, size: int) -> None:
         key, numbers = id(storage), storage.nbytes() // size
-        if key not in self._known:  # else it is changed in place
+        if key not in self._known:  # A known tensor is changed in place.
             self._known.add(key)
             self._now += numbers
             self.peak = max(self.peak, self._now)
@@ -260,9 +260,9 @@ def _works_in_chunks(
 
 
 def exactly(*names: str) -> Draw:
-    """Draw nothing: a size is the values of the arguments.
+    """Return a `draw` that takes the values of the arguments as a size.
 
-    - `names`: those of the arguments.
+    - `names`: the names of the arguments.
     - Returns what `exercise` and the checks take as `draw`.
     """
 

@@ -1,4 +1,4 @@
-"""The questions of a notebook beside its exercises: predictions, and blanks of derivations.
+"""Ask the questions of a notebook beside its exercises: predictions and derivations.
 
 The questions of a notebook are in the file course/NN_name.toml. Lines of a long text
 are joined with spaces, except those of a derivation.
@@ -29,7 +29,7 @@ from fwlab.exercises.answers import shown, smallest
 
 @dataclass(frozen=True)
 class Blank:
-    """A place in a derivation where the reader writes an expression.
+    """Hold a blank of a derivation, where the reader writes an expression.
 
     - `truth`: the right expression, in Python.
     - `tempting`: wrong ones, and why each is wrong, without a full stop.
@@ -41,7 +41,7 @@ class Blank:
 
 @dataclass(frozen=True)
 class Question:
-    """Something to predict, a number or one of several choices; or a derivation.
+    """Hold a question about a number or one of several choices, or a derivation.
 
     - `name`: what `predict`, `quiz` or `check_formula` is called with.
     - `text`: the question; or the steps, where `[a]` is the place of the blank a.
@@ -51,10 +51,10 @@ class Question:
     - `tempting`: wrong choices or numbers, and why each is wrong, without a full
       stop at the end.
     - `tolerance`: a number that is off by less is right.
-    - `blanks`: those of a derivation, by letter.
+    - `blanks`: the blanks of a derivation, by letter.
     - `symbols`: for each symbol of a derivation its shape, `()` = a number; or an
       expression in those before it.
-    - `counts`: those of its symbols that are whole numbers.
+    - `counts`: the symbols that are whole numbers.
     - `hints`: each reveals more than the one before; a question may have none.
     - `difficulty`, `importance`, `minutes`: as for an `Exercise`.
     - `notebook`: the notebook that explains the answer.
@@ -163,7 +163,7 @@ def check_formula(name: str, **blanks: Any) -> bool:
     """Check the blanks of a derivation with random numbers, and explain wrong ones.
 
     - `name`: the derivation.
-    - `blanks`: for each letter a Python expression, in quotes: `a="beta * k"`.
+    - `blanks`: a Python expression for each letter, in quotes: `a="beta * k"`.
       It may use the symbols of the derivation, the blanks before it, and the
       functions of PyTorch and Python. None at all = print the derivation.
     - Returns whether all blanks are right. A wrong one never raises an error.
@@ -212,7 +212,7 @@ def _wrong(derivation: Question, letter: str, expression: Any) -> str:
     truths = [_value(blank.truth, symbols) for symbols in draws]
     try:
         values = [_value(expression, symbols) for symbols in draws]
-    except (Exception, SystemExit) as error:  # whatever a reader writes
+    except (Exception, SystemExit) as error:  # The expression may raise anything.
         return f"{type(error).__name__}: {error}"
     if all(map(_same, values, truths)):
         return ""
@@ -256,7 +256,7 @@ def _counterexample(derivation: Question, letter: str, expression: Any) -> str:
 def _drawn(derivation: Question, seed: int) -> dict[str, Tensor]:
     """Draw a value for each symbol with a shape.
 
-    It is from 0 to 1 if it is a number, and from 2 to 8 if it is a count.
+    A number is drawn from 0 to 1, and a count from 2 to 8.
     """
     generator = Generator().manual_seed(seed)
     drawn = {}
@@ -272,7 +272,7 @@ def _drawn(derivation: Question, seed: int) -> dict[str, Tensor]:
 def _derived(
     derivation: Question, drawn: Mapping[str, Tensor], letter: str = ""
 ) -> dict[str, Tensor]:
-    """Return the values of all symbols, and by letter those of the blanks before one."""
+    """Return the values of all symbols, and those of the blanks before `letter`."""
     symbols: dict[str, Tensor] = {}
     for name, shape in derivation.symbols.items():
         fixed = isinstance(shape, str)
@@ -287,7 +287,7 @@ def _derived(
 
 def _value(expression: Any, symbols: Mapping[str, Tensor]) -> Tensor:
     """Evaluate an expression; it gets copies of the symbols."""
-    text = f"({str(expression).strip()})"  # in brackets, it may have several lines
+    text = f"({str(expression).strip()})"  # brackets allow several lines
     names: dict[str, Any] = {"torch": torch}
     for name in _names(text):
         if name in symbols:
@@ -305,7 +305,7 @@ def _value(expression: Any, symbols: Mapping[str, Tensor]) -> Tensor:
 
 
 def _forgiving(name: str) -> Callable[..., Any]:
-    """Find a function by name: PyTorch's, also of plain numbers, or else Python's."""
+    """Find a PyTorch function by name, extended to plain numbers, or else Python's."""
     if name == "range":  # torch.range is something else
         return range
     tried = [getattr(torch, name)]
@@ -324,7 +324,7 @@ def _forgiving(name: str) -> Callable[..., Any]:
             for arguments in (given, tensors):
                 with suppress(TypeError, RuntimeError, ValueError):
                     return function(*arguments, **named)
-        return tried[0](*given, **named)  # which says what is wrong
+        return tried[0](*given, **named)  # to raise the error that explains the problem
 
     return call
 
@@ -504,8 +504,8 @@ def _note(name: str, answer: Any, call: str) -> None:
 
 def _read(question: Question, answer: Any) -> float | str:
     """Return an answer as people type it, or as a notebook computes it."""
-    if hasattr(answer, "item"):  # of PyTorch or NumPy
-        with suppress(ValueError, RuntimeError):  # it has several numbers
+    if hasattr(answer, "item"):  # a tensor or a NumPy array
+        with suppress(ValueError, RuntimeError):  # `item` raises for several numbers
             answer = answer.item()
     given = textwrap.shorten(repr(answer), 60)
     if not question.choices:

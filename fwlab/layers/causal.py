@@ -19,7 +19,7 @@ class Causal(nn.Module):
 
     #: Whether `forward` and `prefill` take `cu_seqlens`.
     packs = False
-    #: Whether later calls go on as if masked tokens of `prefill` had not been there:
+    #: Whether masked tokens of `prefill` have no effect on later calls:
     #: no position, distance or window counts them.
     skips = False
     #: The implementation for a single token.
@@ -98,7 +98,7 @@ class Causal(nn.Module):
 
         - `options`: what an operation takes: `return_state`, `key_mask`, `implementation`
           and, for layers with `packs`, perhaps `cu_seqlens`.
-        - Returns `y` and the state after it, None if it was not asked for.
+        - Returns `y` and the state after it, None if it was not requested.
         """
         raise NotImplementedError
 
@@ -126,7 +126,7 @@ def check_input(
     """Check the dimensions of `x`, and that it fits the weights of a layer.
 
     - `dims`: the names of its dimensions; the last one has the size `layer.d_model`.
-    - `first`: a linear layer, whose device and dtype `x` should have. Autocast may change
+    - `first`: a linear layer, whose device and dtype `x` must have. Autocast may change
       the dtype, and a layer without such weights, such as a quantised one, decides for
       itself.
     """

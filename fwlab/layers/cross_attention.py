@@ -1,7 +1,7 @@
 r"""Attend to another sequence, or to all of the same one, without a causal mask.
 
-It is not causal, so there is nothing to stream: the whole source writes
-the fast weights once, and after that they are only read.
+The layer is not causal, so it does not stream: the whole source writes
+the fast weights once, and then queries only read them.
 """
 
 from typing import Any
@@ -143,7 +143,7 @@ class CrossAttention(nn.Module):
         shapes = (batch, heads, value, key), (batch, heads, key)
         kind = ops.NormalizedState
         W, z = operation.check_parts("CrossAttention", state, kind, shapes, q)
-        q = unit_range(phi.scaled(q)[0])  # its length cancels
+        q = unit_range(phi.scaled(q)[0])  # the length of a query cancels
         with torch.autocast(q.device.type, enabled=False):
             y = torch.einsum("bhvk,bihk->bihv", W, q.to(W.dtype))
             total = torch.einsum("bhk,bihk->bih", z, q.to(W.dtype))

@@ -28,7 +28,7 @@ class Rule(NamedTuple):
     """Hold the operation, gates and defaults of a rule in a layer.
 
     - `operation`: the layer calls it with queries, keys, values and the gates.
-    - `gates`: what makes the module of each gate, by the operation's names.
+    - `gates`: the functions that make each gate's module, by the operation's names.
     - `feature_map`, `key_norm`, `normalize`: defaults of the layer; `normalize` is None
       for a rule without a normaliser.
     - `steps`: how many steps a token usually takes; 0 = always one.
@@ -78,7 +78,7 @@ OUT_GATES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def _preset(rule: str, **options: Any) -> dict[str, Any]:
-    """Make options whose keys have length 1, and no other features."""
+    """Return options for keys of length 1, without a feature map."""
     shared = {"key_norm": "l2", "key_eps": 1e-6, "scale": "softmax"}
     return {"rule": rule, **shared, "conv_size": 4, "out_norm": True, **options}
 
@@ -332,7 +332,7 @@ class FastWeightAttention(Causal):
     ) -> tuple[Tensor, Tensor, Any]:
         """Convolve projections, and split them into heads.
 
-        - `before`, `documents`: what a convolution takes besides its input.
+        - `before`, `documents`: the arguments of a convolution besides its input.
         - Returns queries and keys side by side, values, and the inputs that the
           convolution still sees; None without one.
         """

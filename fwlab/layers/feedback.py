@@ -15,7 +15,7 @@ from fwlab.ops._recurrence import has_autocast
 from fwlab.ops.feedback import memories
 from fwlab.ops.feedback.weights import EPS
 
-#: Weights that every layer has of its own, in both forms.
+#: Weights that no layers share, in either form.
 _BLOCK = ("norm_mixer", "to_q", "to_out", "norm_mlp", "expand", "contract")
 
 
@@ -34,7 +34,7 @@ class FeedbackBlock(nn.Module):
     def forward(
         self, x: Tensor, k: Tensor, v: Tensor, positions: Tensor, dropout: nn.Module
     ) -> Tensor:
-        """`x`: `[batch, d_model]`, `k`, `v`: `[batch, past, heads, key]`."""
+        """Compute one step: `x` is `[batch, d_model]`, `k`, `v` `[..., heads, key]`."""
         q = self.to_q(self.norm_mixer(x)).unflatten(-1, (k.shape[2], -1))
         z = ops.feedback_attention(q.to(k.dtype), k, v, positions.to(k.dtype))
         x = x + dropout(self.to_out(z.to(q.dtype).flatten(1)))  # Eq. f6
@@ -203,7 +203,7 @@ class FeedbackTransformer(Causal):
         return 2 * len(self.memory) * self.d_model * time
 
     def _mix(self, x: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
-        """Compute all layers of the stack, because a step needs all of the one before."""
+        """Compute all layers of the stack, as a step needs all of the step before."""
         key_mask, implementation = options["key_mask"], options["implementation"]
         # For one token it costs more to check and to stack all weights. Modules compute in
         # the precision of the operation, and know no masks.

@@ -1,8 +1,8 @@
 r"""Make the gates of a rule from the input of a layer: one module for each kind.
 
 A gate is called with the input `x` `[batch, time, d_model]` and the features of the keys,
-and returns `[batch, time, heads, ...]`. It contains its projection and is none itself: an
-adapter can then take the place of the projection. It is made with the layer, which has
+and returns `[batch, time, heads, ...]`. It contains its projection, so that an
+adapter can take the place of the projection. It is made with the layer, which has
 `d_model`, `value_heads`, `head_width`, `steps`, `beta_max` and `state_shape`.
 """
 
@@ -34,7 +34,7 @@ class Beta(nn.Module):
 
 
 class Share(nn.Module):
-    r"""Make $\beta = \sigma(w \cdot x + b)$ of the gated rule, which also decays by it.
+    r"""Make $\beta = \sigma(w \cdot x + b)$ of the gated rule, for write and decay.
 
     Heads $1, 2, 3, \dots$ start to forget $1/2, 1/4, 1/8, \dots$ per step.
     """
@@ -52,7 +52,7 @@ class Share(nn.Module):
 def as_precise(gate: Tensor, k: Tensor) -> Tensor:
     """Convert to the precision of the features, if that is higher.
 
-    Where features need float64, what 1 - beta keeps does so, too.
+    Where features need float64, the factor 1 - beta needs it, too.
     """
     return gate.to(torch.promote_types(gate.dtype, k.dtype))
 
@@ -60,8 +60,8 @@ def as_precise(gate: Tensor, k: Tensor) -> Tensor:
 class LogDecay(nn.Module):
     r"""Make $\log \alpha = -e^A\, \mathrm{softplus}(w \cdot x + b)$, one per head.
 
-    Or one `per_channel` of keys, too, by a projection of low rank. With the initial values of Yang et al. 2024: $e^A$ uniform in $[0, 16]$, and softplus
-    of the bias log-uniform in $[0.001, 0.1]$.
+    With `per_channel`, one per key channel, by a low-rank projection. Initially (Yang
+    et al. 2024) $e^A$ is uniform to 16, softplus(b) log-uniform in $[0.001, 0.1]$.
     """
 
     def __init__(self, layer: Any, per_channel: bool = False):
@@ -115,7 +115,7 @@ def low_rank(layer: Any, size: int) -> nn.Sequential:
 class Write(nn.Module):
     r"""Make $w = \sigma(W x)$, one number per value channel."""
 
-    #: Which part of the shape of the fast weights has a number each.
+    #: The dimension of the fast weights of which each channel has a number.
     part = 1
 
     def __init__(self, layer: Any):

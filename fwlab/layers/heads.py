@@ -1,4 +1,4 @@
-"""Make projections without a bias, and split what they make into heads."""
+"""Make projections without a bias, and split their outputs into heads."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Encodings of positions and distances, without trained parameters."""
+"""Encode positions and distances, without trained parameters."""
 
 import math
 

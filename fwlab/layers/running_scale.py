@@ -24,7 +24,7 @@ def apply(
 ) -> tuple[Tensor, Any]:
     """Apply the rule of a `FastWeightAttention` to features with a scale.
 
-    The largest feature of a key is 1, but a query may ask for any. From the first key on
+    The largest feature of a key is 1, but a query may read any. From the first key on
     that has features beyond float32, a CPU computes in float64.
 
     - `qk`: queries and keys of each head, before the feature map.
@@ -92,7 +92,7 @@ def rescale(
 def running_maximum(
     scale: Tensor, before: Tensor, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the maximum so far without and with each step, and with all of them.
+    """Return the running maximum before and after each step, and after all steps.
 
     - `scale`: `[batch, time, heads]`. `before`: `[batch or documents, heads]`.
     """

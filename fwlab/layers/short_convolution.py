@@ -33,7 +33,7 @@ class ShortConvolution(nn.Module):
         key_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Convolve part of a sequence, in which masked tokens are as if not there.
+        """Convolve part of a sequence, and skip masked tokens.
 
         - `x`: `[batch, time, channels]`.
         - `before`: `[batch, size - 1, channels]`, the inputs of the last real tokens, in
@@ -42,7 +42,7 @@ class ShortConvolution(nn.Module):
         - Returns the output, anything at masked tokens, and the inputs of the last real
           tokens, as `before`.
         """
-        layer = "FastWeightAttention"  # the one that has convolutions
+        layer = "FastWeightAttention"  # named in errors
         dtype = operation.precision(layer, {"x": x})
         (batch, time, channels), past = x.shape, self.size - 1
         sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -68,7 +68,7 @@ class ShortConvolution(nn.Module):
         return F.silu(y), seen.gather(1, _along(last, x)).view(shape).to(dtype)
 
     def convolve(self, x: Tensor) -> Tensor:
-        """Sum over the last `size` inputs, wherever there are that many."""
+        """Sum over the last `size` inputs, at each place that has that many."""
         if x.shape[1] == self.size:  # one token
             return (x * self.weight.mT).sum(1, keepdim=True)
         x, w = x.mT, self.weight[:, None]

@@ -135,7 +135,7 @@ class SoftmaxAttention(Causal):
             positions = torch.arange(q.shape[1], device=q.device)
         else:
             positions = key_mask.cumsum(1) - 1
-        # How many real tokens came before: a number, or one of each row. The operation
+        # The number of earlier real tokens, for all rows or for each. The operation
         # raises later if this is no state.
         if isinstance(state, ops.KeyValueCache):
             past: Any = operation.time_of(state.k, 4)

@@ -1,4 +1,4 @@
-"""Published checkpoints: folders in the form of transformers.
+"""Load published checkpoints: folders in the form of transformers.
 
 Weights are read from safetensors only, and no code from the folder runs.
 """
@@ -49,7 +49,7 @@ def load(source: str | Path, dtype: torch.dtype | None = None) -> LanguageModel:
     try:
         family = FAMILIES[config.values["model_type"]](config)
     except (ArithmeticError, AttributeError, TypeError) as error:
-        # Such as a text in place of a number.
+        # For example a text in place of a number.
         raise ValueError(f"{config.path} is damaged: {error}") from None
     try:
         with torch.device("meta"):
@@ -68,7 +68,7 @@ def find(source: str | Path) -> Path:
       hub without huggingface_hub.
     """
     folder = Path(source)
-    if source != "" and folder.is_dir():  # without a name, it would be the current one
+    if source != "" and folder.is_dir():  # "" would be the current folder
         return folder
     if not is_name(source):
         raise FileNotFoundError(f"expected a folder with a model, got {str(source)!r}")
@@ -82,7 +82,7 @@ def find(source: str | Path) -> Path:
     wanted = ["*.safetensors", "*.safetensors.index.json", TOKENIZER, "*config.json"]
     try:
         return Path(snapshot_download(str(source), allow_patterns=wanted))
-    except Exception as error:  # of several libraries
+    except Exception as error:  # errors of several libraries
         reason = str(error).partition("\n")[0]
         raise ValueError(
             f"{source} is no folder here, and was not downloaded: {reason}"
@@ -204,7 +204,7 @@ def _weights(
         dtype = parts[0].dtype if dtype is None else dtype  # the embedding is first
         rows = parts[0] if len(parts) == 1 else torch.cat(parts)
         ours = [expected[name] for name in piece.ours]
-        wanted = torch.cat(ours)  # on "meta": only a shape
+        wanted = torch.cat(ours)  # on "meta", without values
         if rows.dim() != wanted.dim() and rows.numel() == wanted.numel():
             rows = rows.reshape(wanted.shape)  # such as a convolution with groups
         if rows.shape != wanted.shape:
@@ -239,7 +239,7 @@ def tokenizer(folder: Path, vocab_size: int) -> Any:
         ) from None
     try:
         found = Tokenizer.from_file(str(path))
-    except Exception as error:  # it has no other class
+    except Exception as error:  # tokenizers raises no other class
         reason = " ".join(str(error).split())
         raise ValueError(f"{path} is damaged: {reason}") from None
     last = max(found.get_vocab(with_added_tokens=True).values(), default=-1)

@@ -1,4 +1,4 @@
-"""An encoder-decoder for translation, with any attention."""
+"""Translate with an encoder-decoder, with any attention."""
 
 import copy
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from fwlab.models.tokens import check_range, check_tokens, tied_logits
 
 
 class DecoderState(NamedTuple):
-    """The state of the decoder.
+    """Hold the state of the decoder.
 
     - `past`: number of target tokens so far.
     - `source`: per layer, the state of the cross-attention.

@@ -1,7 +1,7 @@
-"""Published families of models: their configurations and their names of weights.
+"""Describe published families of models: configurations and names of weights.
 
-Each function reads a configuration, and says of which parts `LanguageModel` has to be
-made, and which of its weights is which published one.
+Each function reads a configuration, and returns the arguments of `LanguageModel`, and
+the published names of its weights.
 """
 
 from collections.abc import Callable
@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from fwlab.models.language_model import MIXERS, Mixer
 
-#: Where a layer of fast weights has the projection of its write strength, and its decay.
+#: The names, in a fast weight layer, of the projection to beta and of the decay.
 BETA, DECAY = "gates.beta.projection", "gates.log_decay"
-#: Published names in a layer, and ours; spaces stand between several.
+#: Published names in a layer, and ours; several are separated by spaces.
 SOFTMAX = {f"{name}_proj": f"to_{name}" for name in "qkv"} | {"o_proj": "to_out"}
 GATES = {"A_log": f"{DECAY}.log_rate", "dt_bias": f"{DECAY}.bias"}
 DELTA = SOFTMAX | {"q_conv1d k_conv1d v_conv1d": "conv"}
@@ -23,7 +23,7 @@ MLP = {"gate_proj": "gate", "up_proj": "expand", "down_proj": "contract"}
 
 
 class Configuration:
-    """The values of a `config.json`.
+    """Hold the values of a `config.json`.
 
     - `values`: the JSON object.
     - `path`: the file, for what an error says.
@@ -53,7 +53,7 @@ class Configuration:
 
 
 class Piece(NamedTuple):
-    """The same weights in both models: rows of matrices side by side.
+    """Name the same weights in both models: rows of matrices side by side.
 
     - `published`: names there.
     - `ours`: names in `LanguageModel`.
@@ -73,7 +73,7 @@ class Family(NamedTuple):
     - `pieces`: all its weights.
     - `plus`: to add to the weights of all norms but those of outputs: some multiply by
       1 + weight.
-    - `ignored`: how the names of weights begin that are no part of the text model.
+    - `ignored`: prefixes of the names of weights that are no part of the text model.
     - `renamed`: parts of names in files, and their counterparts in `pieces`.
     """
 
@@ -85,11 +85,11 @@ class Family(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """A kind of layer of a family, with this `mixer`.
+    """Describe a kind of layer of a family, with this `mixer`.
 
     - `folder`: where the published mixer is, in its layer.
     - `names`: published names there, and ours.
-    - `norms`: published names of those of mixer and MLP.
+    - `norms`: published names of the norms of mixer and MLP.
     - `heads`: as for `Piece`.
     """
 
@@ -101,7 +101,7 @@ class Layer(NamedTuple):
 
 
 def qwen3_5(c: Configuration) -> Family:
-    """Describe Qwen3.5; of a model that also sees, the part for text."""
+    """Describe Qwen3.5; of a model that also reads images, the part for text."""
     c.only(hidden_act="silu", attention_bias=False)
     eps, width = c["rms_norm_eps"], c["linear_key_head_dim"]
     share, base = _rope(c, 0.25)
@@ -129,7 +129,7 @@ def qwen3_5(c: Configuration) -> Family:
 
 
 def olmo_hybrid(c: Configuration) -> Family:
-    """Describe Olmo Hybrid: norms after the parts of its attention layers."""
+    """Describe Olmo Hybrid, whose attention layers have norms after mixer and MLP."""
     c.only(hidden_act="silu", attention_bias=False)
     eps, heads = c["rms_norm_eps"], c["num_attention_heads"]
     share, base = _rope(c, 1.0)
@@ -294,7 +294,7 @@ def _hybrid(c: Configuration, delta: Layer, attention: Layer) -> list[Layer]:
 
 
 def _rope(c: Configuration, usual: float) -> tuple[float, float]:
-    """Find the share of a head that is turned, and the base; with null as base, 0."""
+    """Find the share of a head that is rotated, and the base; with null as base, 0."""
     found: dict[str, Any] = c.get("rope_parameters", c.get("rope_scaling", {}))
     kind = found.get("rope_type", found.get("type", "default"))
     if kind != "default":

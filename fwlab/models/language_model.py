@@ -1,4 +1,4 @@
-"""A language model built of layers, and sampling from it."""
+"""Build a language model of layers, and sample from it."""
 
 import functools
 import inspect
@@ -32,7 +32,7 @@ from fwlab.ops import _operation as operation
 
 
 class Size(NamedTuple):
-    """The size of a model; the names are those of `LanguageModel`."""
+    """Hold the size of a model, with the names of `LanguageModel`'s arguments."""
 
     layers: int
     heads: int

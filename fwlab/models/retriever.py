@@ -1,4 +1,4 @@
-"""The model and the training of the synthetic tasks of Schlag et al. 2021.
+"""Train models on the synthetic tasks of Schlag et al. 2021.
 
 As in the authors' code, values are fixed one-hot vectors, a key is a
 projection of the embedded key and of the value, and a query is a
@@ -107,7 +107,7 @@ class Retriever(nn.Module):
         weight each value by the weight of its pair for the query, as in attention.
 
         - `keys`, `values`: `[batch, length]`, from 0 to `symbols` - 1.
-        - `queries`: the keys that are asked, `[batch, count]`, likewise.
+        - `queries`: the queried keys, `[batch, count]`, likewise.
         - Returns `[batch, count, symbols]`.
         """
         q, k, logits = self._project(keys, values, queries)

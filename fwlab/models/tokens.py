@@ -1,4 +1,4 @@
-"""Checks of the tokens that a model gets, and logits of those that it returns."""
+"""Check the tokens that a model gets, and compute logits with its embedding."""
 
 import math
 from typing import Any
@@ -20,7 +20,7 @@ def check_tokens(
 ) -> Tensor:
     """Check that tokens are integers `[batch, time]` in the vocabulary.
 
-    Those that are masked may be any number, and are 0 in the result.
+    Masked tokens may be any number, and are 0 in the result.
     """
     operation.check_dense(model, argument, tokens)
     if tokens.dim() != 2:

@@ -121,7 +121,7 @@ class DecayProducts(torch.autograd.Function):
 def fade_channels(
     rows: list[Tensor], k: Tensor, decay: Tensor, early: bool
 ) -> tuple[list[Tensor], list[Tensor], Tensor, Tensor]:
-    """Do the work of `fade` with a decay per key channel, by merging blocks.
+    """Apply decays per key channel, as `fade` does per head, by merging blocks.
 
     Begin with blocks of one step, `[n, C blocks, 1 step, key]`. Where two blocks meet,
     the rows of the second, faded since the border, read the keys of the first, faded

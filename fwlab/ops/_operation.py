@@ -1,7 +1,7 @@
 """Check arguments, apply masks, and choose a form, for every operation.
 
 An operation is its public function. The annotations of its tensors name their
-dimensions; `match` checks them. What all calls have in common stands here: errors that
+dimensions; `match` checks them. This module has what all calls share: errors that
 name the argument, what was expected and what came; precision; masks; parts of states;
 the choice of a form.
 """
@@ -62,7 +62,7 @@ DEFAULTS: dict[str, Any] = {
 class Range(NamedTuple):
     """Bound the numbers of an argument, in its annotation.
 
-    - `hint`: what was probably meant by a number beyond.
+    - `hint`: the probable meaning of a number out of range.
     """
 
     least: float
@@ -71,15 +71,15 @@ class Range(NamedTuple):
 
 
 class Refused(ValueError):
-    """Raised if the chosen form cannot compute a call."""
+    """Signal that the chosen form cannot compute a call."""
 
 
 class Kernel(NamedTuple):
     """Hold a form that runs only on some devices, and for some inputs.
 
     - `load`: returns the function; a device's compiler is imported only then.
-    - `why_not`: says why it cannot run for these inputs; None = it can. It is asked
-      without inputs, too: then for this machine.
+    - `why_not`: says why it cannot run for these inputs; None = it can. Called
+      without inputs, it checks only this machine.
     """
 
     load: Callable[[], Callable[..., Any]]
@@ -136,7 +136,7 @@ def public(
         fits = len(first) == len(args) and not {*first} & {*given}
         if not fits or {*bound} != names:
             try:
-                every.bind_partial(*args, **given)  # first, what is there too much
+                every.bind_partial(*args, **given)  # first, the superfluous arguments
                 every.bind(*args, **given)
             except TypeError as error:
                 raise TypeError(f"{function.__name__}: {error}") from None
@@ -157,13 +157,13 @@ def operation(
 ) -> Callable[[Callable[P, tuple[Tensor, Any]]], Callable[P, Any]]:
     """Make an operation of its body: decorate a function from tensors to `(y, state)`.
 
-    The body takes all arguments of the call: tensors that fit together, without what is
-    masked, and the name of a form that there is. It runs in full precision.
+    The body takes all arguments of the call: tensors that fit together, masked steps
+    filled, and the name of a form that exists. It runs in full precision.
 
     - `forms`: how it is computed; "auto" prefers the last that can run.
     - `like`: the argument whose dtype the result has.
     - `options`, `defaults`: the keywords in the place of the body's `**options`.
-    - `fills`: what is in place of a masked step, by argument, where not 0.
+    - `fills`: the value in a masked step, by argument, if it is not 0.
     - `steps`: the dimensions of a mask.
     - `plain`: forms that `torch.func` can transform.
     """
@@ -242,7 +242,7 @@ def unseen(like: Tensor, *sizes: Sequence[int]) -> list[Tensor]:
 def check_borders(op: str, borders: Any, like: Tensor) -> None:
     """Raise unless `borders` are integers that rise from 0 to `time`, and batch is 1.
 
-    Their values are looked at only where that is free.
+    Their values are read only where this costs no synchronisation.
 
     - `like`: `[batch, time, ...]`.
     """
@@ -289,7 +289,7 @@ def map_documents(
     """Call an operation once for each packed document, with a separate state.
 
     - `call`: takes a document's `steps` by name, `state` and `return_state`.
-    - `steps`: what has one entry for each step, `[1, time, ...]`.
+    - `steps`: the tensors with one entry for each step, `[1, time, ...]`.
     - `state`: what an operation returns for a batch of all documents, or None.
     """
     given = {n: x for n, x in steps.items() if x is not None}
@@ -461,7 +461,7 @@ def check_parts(
 ) -> Any:
     """Return a state as the named tuple `kind`; raise unless its parts are right.
 
-    - `dtype`: of all parts but a mask, which may be None; None = that of sums.
+    - `dtype`: of all parts but a mask, which may be None; None = the dtype of sums.
     """
     check_state(op, state, kind)
     dtype = dtype or torch.promote_types(like.dtype, torch.float32)
@@ -493,7 +493,7 @@ def check_mask(op: str, argument: str, mask: Any, like: Tensor, **sizes: int) ->
 def time_of(part: Any, dims: int) -> int:
     """Return the number of steps in a part of a state; 0 if it is no such tensor.
 
-    - `part`: of a whole state it is the first.
+    - `part`: the part; if it is a tuple, its first entry counts.
     """
     part = part[0] if isinstance(part, tuple) and part else part
     fits = isinstance(part, Tensor) and not part.is_nested and part.dim() == dims
@@ -557,7 +557,7 @@ def check_range(op: str, argument: str, x: Tensor, bound: Range) -> None:
 def is_known(x: Tensor) -> bool:
     """Return True if the values of a call may decide how it is computed.
 
-    A GPU would have to be waited for; `torch.func` cannot branch.
+    Reading them would wait for a GPU, and `torch.func` cannot branch on values.
     """
     return x.is_cpu and not is_transformed() and not is_traced(x)
 
@@ -633,7 +633,7 @@ def tell(text: str) -> None:
 
 
 def in_words(kind: torch.dtype | torch.layout) -> str:
-    """Return a dtype or a layout as people write it: "float32"."""
+    """Return a dtype or a layout without the prefix "torch.": "float32"."""
     return str(kind).removeprefix("torch.")
 
 

@@ -2,7 +2,7 @@
 
 With ordinary tensors a `Recurrence` is an autograd function. Where a call is only
 traced (`torch.compile`, `torch.export`, the device "meta"), it is the operator
-`torch.ops.fwlab.NAME`, one node of a graph, whose inside nobody looks into.
+`torch.ops.fwlab.NAME`, one opaque node of a graph.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,11 +25,11 @@ class Recurrence:
       backward pass needs: two sequences of tensors, all of them new memory. The inputs
       are kept anyway.
     - `backward(x, kept, gradients, needed, *options)` returns a gradient or None for
-      each of `x`. A gradient that has not come is None; at least one has.
-    - `shapes(x, keep, *options)` returns empty tensors as `forward` does.
-    - `reads`: the indices of results that the backward pass gets, too, after what was
+      each of `x`. A missing gradient is None; at least one is present.
+    - `shapes(x, keep, *options)` returns empty tensors with the shapes of `forward`.
+    - `reads`: the indices of results that the backward pass also gets, after what is
       kept.
-    - `spares`: the indices of inputs that it can do without: an ordinary call does not
+    - `spares`: the indices of inputs that it does not need: an ordinary call does not
       keep them, and passes None.
     - `x`, `options`: the arguments of a call, as PyTorch's operators declare them:
       "Tensor q, Tensor? decay" and "bool early".
@@ -182,10 +182,10 @@ def refuse_second_derivative() -> None:
 
 
 def full_precision(x: Tensor) -> AbstractContextManager:
-    """Turn autocast off on the device of `x`: it would add up in half precision."""
+    """Disable autocast on the device of `x`, which would sum in half precision."""
     device = x.device.type
     if x.is_meta or not torch.is_autocast_enabled(device):
-        return nullcontext()  # else a graph would show it
+        return nullcontext()  # to keep it out of graphs
     return torch.autocast(device, enabled=False)
 
 
@@ -209,8 +209,8 @@ def needs_backward(*tensors: Tensor | None) -> bool:
 def is_transformed() -> bool:
     """Return True if `torch.func` or forward mode transforms a call.
 
-    Then a formula has to be plain: numbers cannot decide what is computed, and a
-    backward pass by hand says nothing about tangents.
+    Transformed code must not branch on values, and a custom autograd function has no
+    forward-mode derivative.
     """
     return under_func() or forward_ad._current_level >= 0
 

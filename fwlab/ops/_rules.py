@@ -45,11 +45,11 @@ DEFAULTS = {"scale": None, "cu_seqlens": None, **operation.DEFAULTS}
 class Inputs(NamedTuple):
     """Hold the inputs of a recurrence at each step.
 
-    - `decay`: `[batch, time, heads, 1 or key]`, from 0 to 1; `factor` makes it of a
+    - `decay`: `[batch, time, heads, 1 or key]`, from 0 to 1; `factor` makes it from a
       logarithm. `strength`: `[batch, time, heads, 1]`. None = 1.
     - `erase_key`: what a delta rule retrieves with, like `k`; None = `k`. With `early`,
       it retrieves before the decay.
-    - `q`, `k`, `v`: None = those of the call.
+    - `q`, `k`, `v`: None = the arguments of the call.
     """
 
     decay: Tensor | None = None
@@ -141,7 +141,7 @@ def call(rule: Rule, given: dict[str, Any]) -> Any:
             y, W, z = form(inputs, W, z, alone)
             y = y if y.shape[1] == sizes["time"] else last_steps(y, sizes["time"])
         if borders is not None and operation.is_known(y) and not y.isfinite().all():
-            return map_documents(rule, given, given_x)  # 0 times infinity is no number
+            return map_documents(rule, given, given_x)  # 0 times infinity is NaN
         y = y if mask is None else masked(y, mask)
         y = (y if scale is None else scaled(y, scale, normalize)).to(y_dtype)
     if not return_state:
@@ -160,7 +160,7 @@ def one_token(
 ) -> tuple[Tensor, State]:
     """Compute the next token of a text, in a third of the time: nothing is checked.
 
-    - `state`: what a call with `return_state` has returned.
+    - `state`: the state that a call with `return_state` has returned.
     - `x`: the tensors of the rule by name, without gradients, in the dtype of the state.
     - Returns `(y, state)`.
     """
@@ -182,7 +182,7 @@ def can_continue(
 ) -> bool:
     """Return True if `one_token` may continue from a state.
 
-    - `shape`: that of its `W`; `like`: a tensor of its dtype, on its device.
+    - `shape`: the shape of its `W`; `like`: a tensor of its dtype, on its device.
     """
     if torch.is_grad_enabled() or is_transformed() or is_traced(like):
         return False
@@ -241,7 +241,7 @@ def prepare(
     x = {n: part if n in ("q", "k", "v") else part.to(dtype) for n, part in x.items()}
     if normalize:
         if x["q"].dtype == torch.float16:
-            # Parts of a gradient may be beyond its numbers where the sum is not.
+            # Terms of a gradient may overflow float16 where their sum does not.
             x |= {n: finite_gradient(x[n]) for n in ("q", "k")}
             if not x["q"].is_cuda:  # kernels take all inputs in one precision
                 x |= {n: x[n].to(dtype) for n in ("q", "k")}
@@ -256,13 +256,13 @@ def prepare(
 def is_faint(x: Mapping[str, Tensor]) -> bool:
     """Return True if a memory may underflow float32 before a key reads it.
 
-    What the key finds is a quotient, in which a decay cancels. (One of 0 empties the
+    The key reads a quotient, in which a decay cancels. (A decay of 0 empties the
     memory.)
     """
     decay = x.get("log_decay")
     if decay is None or decay.dtype == torch.float64:
         return False
-    if is_traced(decay):  # a graph cannot look
+    if is_traced(decay):  # a graph has no values
         return True
     if not operation.is_known(decay):
         return False
@@ -272,7 +272,7 @@ def is_faint(x: Mapping[str, Tensor]) -> bool:
 def recurrence(
     rule: Rule, x: dict[str, Tensor], normalize: bool, mask: Any, first: Any
 ) -> Inputs:
-    """Return the inputs of the recurrence, where masks and documents have their effect.
+    """Return the inputs of the recurrence, with masks and document borders applied.
 
     A masked step writes nothing and forgets nothing, whatever the gates say. A document
     begins with a decay of 0, which is exact in every form.
@@ -303,7 +303,7 @@ def recurrence(
             inner = inner.view(1, -1, 1, 1)
             decay = v.new_ones(*k.shape[:3], 1) if decay is None else decay
             decay = decay.masked_fill(inner, 0)
-            if made.early:  # what is retrieved before the decay
+            if made.early:  # the erase key reads before the decay
                 erase_key = (k if erase_key is None else erase_key).masked_fill(
                     inner, 0
                 )
@@ -313,9 +313,9 @@ def recurrence(
 def naive(
     rule: Rule, x: dict[str, Tensor], W: Tensor, z: Any, mask: Any, first: Any
 ) -> tuple[Any, ...]:
-    """Call a rule's loop; with masks or documents, for one token after the other.
+    """Call a rule's loop; with masks, documents or a decay, token by token.
 
-    Before each token, the memory fades by a decay that the rule can do without.
+    Before each token, the memory is multiplied by the decay, if it is optional.
     """
     loop: Any = rule.loop if z is None else rule.normalized_loop
     memory = {"W": W} if z is None else {"W": W, "z": z}
@@ -394,7 +394,7 @@ def scaled(y: Tensor, scale: float | Tensor, normalize: bool) -> Tensor:
 
 
 def first_steps(borders: Tensor, time: int) -> Tensor:
-    """Return which steps begin a document, `bool [time]`, without a look at numbers."""
+    """Return which steps begin a document, `bool [time]`, without reading values."""
     first = torch.zeros(time + 1, dtype=torch.bool, device=borders.device)
     return first.index_fill(0, borders[:-1].long(), True)[:time]
 

@@ -77,7 +77,7 @@ def delta(x: Inputs, W: Tensor, z: Tensor | None, alone: bool) -> Any:
     before = torch.cat([z[:, None], sums[:, :-1]], 1)
     assert x.erase_key is not None
     held = (before * x.erase_key).sum(-1, keepdim=True)
-    held = held if x.decay is None else x.decay * held  # of a head
+    held = held if x.decay is None else x.decay * held  # one decay per head
     # Eq. 27 divides the retrieved value, which is the same as dividing the key.
     erase_key = divide(x.erase_key, held)
     x = Inputs(x.decay, x.strength, erase_key, x.q, x.k, x.v, x.early)
@@ -221,7 +221,7 @@ def summarize(
 
 
 def solve(A: Tensor, B: Tensor) -> Tensor:
-    """Solve $(I + A) X = B$, without a look at $A$ on and above its diagonal."""
+    """Solve $(I + A) X = B$, without reading $A$ on and above its diagonal."""
     # As $X^T (I + A)^T = B^T$: PyTorch then copies less.
     return torch.linalg.solve_triangular(
         A.mT, B.mT, upper=True, left=False, unitriangular=True
@@ -235,7 +235,7 @@ def scan(
 
     All are lists with an item per chunk, and `states` has one more, the first. To go
     backward, reverse the lists, and let `erase` and `write` change places. Without them
-    `update` is complete, and the states have what it writes already.
+    `update` is complete, and the states already contain its writes.
 
     - `empty`: the states but the first hold nothing yet.
     """
@@ -352,7 +352,7 @@ def backward(
 
 
 def shapes(x: Any, keep: bool, corrects: bool, early: bool) -> Any:
-    """Return empty tensors as `forward` does."""
+    """Return empty tensors with the shapes of the results of `forward`."""
     (_, k, v), dtype = x[:3], sum_dtype(x[2])
     shape = v.shape[0], v.shape[2], v.shape[3], k.shape[3]
     y = [v.new_empty(size, dtype=dtype) for size in (v.shape, shape)]

@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class NormalizedState(NamedTuple):
-    """Fast weights and the normaliser of Eq. 18.
+    """Hold the fast weights and the normaliser of Eq. 18.
 
     - `W`: `[batch, heads, value, key]`, the fast weights.
     - `z`: `[batch, heads, key]`, the sum of all keys written so far.
@@ -20,7 +20,7 @@ class NormalizedState(NamedTuple):
 
 
 class ScaledState(NamedTuple):
-    r"""The state of features that share a scale (stabilised FAVOR+).
+    r"""Hold the state of features that share a scale (stabilised FAVOR+).
 
     - `memory`: the state of the rule, in units of `exp(log_scale)`.
     - `log_scale`: `[batch, heads]`, the maximum so far of the logarithm of a key's
@@ -32,7 +32,7 @@ class ScaledState(NamedTuple):
 
 
 class ConvState(NamedTuple):
-    """The state of a layer with short convolutions.
+    """Hold the state of a layer with short convolutions.
 
     - `memory`: the state of the layer without them.
     - `inputs`: `[batch, size - 1, channels]`, what the convolutions still see: the
@@ -45,7 +45,7 @@ class ConvState(NamedTuple):
 
 
 class KeyValueCache(NamedTuple):
-    """The growing state of softmax attention (Eqs. 5 and 6).
+    """Hold the growing state of softmax attention (Eqs. 5 and 6).
 
     - `k`: `[batch, past, heads, key]`.
     - `v`: `[batch, past, heads, value]`.
@@ -62,7 +62,7 @@ def separate(state: Any, every: bool = False) -> Any:
 
     The backward pass may need the tensors that were computed.
 
-    - `every`: copy any state, as one that is the caller's own.
+    - `every`: copy also a state without a graph, such as one that the caller owns.
     """
     if isinstance(state, tuple):
         made = [separate(part, every) for part in state]

@@ -1,6 +1,6 @@
 """Hold tiles of matrices in the registers and shared memory of a GPU.
 
-What the kernels of the fast weight rules have in common: a program loads a chunk of C
+The kernels of all fast weight rules share this code: a program loads a chunk of C
 steps of one head as a tile `[C, columns]`, and products of tiles stay in registers. All
 loads take `origin`, the row of the chunk's first step in a tensor `[batch, time, heads,
 width]`; `t`, the indices 0 to C - 1 of its steps; and `remaining`, the number of steps
@@ -33,7 +33,7 @@ def rows(
 ):  # fmt: skip
     """Load `[C, B]`: steps `t` of a head, columns from `first` on.
 
-    What is outside of the tensor is 0.
+    Entries outside of the tensor are 0.
     """
     column = first + tl.arange(0, B)
     inside = (t < remaining)[:, None] & (column < width)[None, :]
@@ -189,7 +189,7 @@ def state_tile(
     first, first_key, V: tl.constexpr, K: tl.constexpr,
     BV: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Return the offsets of a tile in a state `[V, K]`, and which are inside.
+    """Return the offsets of a tile in a state `[V, K]`, and a mask of the valid ones.
 
     The tile begins at row `first` and column `first_key`.
     """

@@ -1,6 +1,6 @@
-"""The text of a run as tokens, and which part of it each optimiser step reads.
+"""Turn the text of a run into tokens, and choose the part that each step reads.
 
-That follows from the configuration and the number of the step alone: a run that was
+The choice depends only on the configuration and the number of the step: a run that was
 stopped continues where it was.
 """
 
@@ -69,7 +69,7 @@ def _tokens(config: Config, text: Text, vocabulary: Vocabulary) -> Tokens:
 
 
 class Batch(NamedTuple):
-    """The windows or documents that are read at once.
+    """Hold the windows or documents that are read at once.
 
     - `inputs`, `targets`: `int64 [windows, time]`: the tokens, and the one after each
       of them; -100 = no target.

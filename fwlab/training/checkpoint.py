@@ -1,4 +1,4 @@
-"""A trained model in one safetensors file.
+"""Save a trained model in one safetensors file, and load it.
 
 The tensors are the model's weights (`model.…`), the optimiser's state (`adam.…`) and
 the carried state (`state.…`). Configuration, vocabulary, step and a checksum of all are
@@ -33,7 +33,7 @@ class CheckpointError(ValueError):
 
 
 class Checkpoint(NamedTuple):
-    """The contents of a checkpoint file.
+    """Hold the contents of a checkpoint file.
 
     - `model`: with its trained weights, on the CPU.
     - `vocabulary`: its tokens, characters or words.

@@ -1,4 +1,4 @@
-"""The configuration of a training run."""
+"""Define the configuration of a training run."""
 
 import math
 from collections.abc import Callable

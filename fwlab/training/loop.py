@@ -1,4 +1,4 @@
-"""The training loop of a language model.
+"""Train a language model.
 
 `accelerate launch -m fwlab train ...` and `torchrun -m fwlab train ...` start several
 processes. Each computes its share of every batch, and they add up their gradients.
@@ -31,7 +31,7 @@ from fwlab.training.config import FREE, Config
 
 
 class Progress(NamedTuple):
-    """The result of one optimiser step.
+    """Hold the result of one optimiser step.
 
     - `step`: optimiser steps so far, including this one.
     - `loss`: training loss of its batch, nats per token.
@@ -85,7 +85,7 @@ class Loss(nn.Module):
 
 
 class Trainer:
-    """A model, its data and its optimiser.
+    """Train a language model, with its data and its optimiser.
 
     - `config`: the run.
     - `text`: train on this instead of `config.corpus`.
@@ -385,7 +385,7 @@ class Trainer:
         if not saved.state:
             return
         inputs = self._batch().inputs[:, :1]
-        with torch.no_grad():  # only for the form of a state
+        with torch.no_grad():  # only the structure of a state is needed
             leaves, form = tree_flatten(self.loss(inputs, inputs, carry=True)[1])
         if len(saved.state) != sum(x is not None for x in leaves):
             raise CheckpointError(
@@ -454,7 +454,7 @@ def device(name: str) -> torch.device:
 def new_accelerator(config: Config, **options: Any) -> Accelerator:
     """Create the Accelerator of a run.
 
-    What the configuration does not say, `accelerate config` and its launcher may.
+    Settings that it does not contain come from `accelerate config` and its launcher.
 
     - `options`: more arguments of `Accelerator`.
     - Raises `ValueError` for what this machine cannot do.

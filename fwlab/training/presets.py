@@ -1,4 +1,4 @@
-"""Published configurations, by name: `fwlab train --preset NAME`."""
+"""List published configurations by name, for `fwlab train --preset NAME`."""
 
 from typing import Any, NamedTuple
 
@@ -8,7 +8,7 @@ from fwlab.training.config import Config
 
 
 class Preset(NamedTuple):
-    """A configuration, and where it comes from.
+    """Hold a configuration and its source.
 
     - `config`: the run.
     - `source`: who published it, and what is different here.

@@ -1,4 +1,4 @@
-"""A training run in a folder, with progress on the terminal.
+"""Train in a folder, with progress on the terminal.
 
 - `config.json`: the configuration, with versions and the SHA-256 of the text;
 - `metrics.jsonl`: a line for every few steps, and for every validation;
@@ -139,7 +139,7 @@ def _train(folder: Path, trainer: Trainer) -> dict[str, Any]:
     """Train to the end, with metrics and checkpoints; return the result of the run."""
     c, started = trainer.config, trainer.step
     peak, before, seconds, tokens = None, peak_mib(), 0.0, 0
-    # Forget the lines of steps that the checkpoint does not have.
+    # Drop the lines of steps that the checkpoint does not have.
     rows = metrics(folder) if started and (folder / METRICS).exists() else []
     rows = [row for row in rows if row["step"] <= started]
     earlier = rows[-1]["seconds"] if rows else 0.0
@@ -163,7 +163,7 @@ def _train(folder: Path, trainer: Trainer) -> dict[str, Any]:
     ):
         for progress in trainer.run():
             seconds, tokens = progress.seconds, progress.tokens
-            speed = round(tokens / max(seconds, 1e-9))  # of a coarse clock
+            speed = round(tokens / max(seconds, 1e-9))  # a coarse clock may say 0
             row = {
                 "step": progress.step,
                 "loss": round(progress.loss, 6),
@@ -187,7 +187,7 @@ def _train(folder: Path, trainer: Trainer) -> dict[str, Any]:
                 logged = {name: x for name, x in row.items() if name != "step"}
                 trainer.accelerator.log(logged, progress.step)
             stop = bool(interrupted)
-            if trainer.accelerator.num_processes > 1:  # one is enough
+            if trainer.accelerator.num_processes > 1:  # one interrupt stops all
                 flag = torch.tensor(int(stop), device=trainer.device)
                 stop = bool(trainer.accelerator.reduce(flag))
             if validated or stop:
@@ -265,7 +265,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder against other processes; of several, the first one does.
+    """Lock a folder against other processes; the first of several gets the lock.
 
     The system releases the lock of a process that dies. File systems without locks keep
     nobody out.

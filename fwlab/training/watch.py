@@ -1,4 +1,4 @@
-"""Watching the progress of a training in a notebook."""
+"""Show the progress of a training in a notebook."""
 
 from collections.abc import Iterable
 from contextlib import suppress

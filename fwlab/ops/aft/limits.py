@@ -13,8 +13,8 @@ MOST = 65535
 def why_not(*x: Tensor) -> str | None:
     """Return why the kernels cannot compute a call; None = they can.
 
-    - `x`: q, k and v, `[batch, time, channels]`, and what else there is; without any,
-      it is a question about this machine.
+    - `x`: q, k and v, `[batch, time, channels]`, and other tensors; without any,
+      only this machine is checked.
     """
     if not x:
         return _triton.why_not(minimum=MINIMUM)

@@ -1,8 +1,8 @@
 r"""# Comba, one step at a time
 
-The delta rule asks and writes with one key. Comba ([Hu et al.
-2025](https://arxiv.org/abs/2506.02475)) asks with the key times a factor: a head that
-asks for less removes less of what it holds. Equation numbers are those of [Schlag et
+The delta rule erases and writes with one key. Comba ([Hu et al.
+2025](https://arxiv.org/abs/2506.02475)) erases with the key times a factor: a head with
+a small factor removes less of what it holds. Equation numbers are those of [Schlag et
 al. 2021](https://arxiv.org/abs/2102.11174).
 
 - `q`, `k`: `[batch, time, heads, key]`, `v`: the same with `value`.
@@ -59,14 +59,14 @@ def comba_rule(
     - `v`: `[batch, time, heads, value]`.
     - `beta`: `[batch, time, heads]`, write strength, usually in $[0, 1]$.
     - `log_decay`: `[batch, time, heads]`, at most 0.
-    - `ask`: `[batch, time, heads]`, the factor of the key that asks; 1 gives
+    - `ask`: `[batch, time, heads]`, the factor of the key that erases; 1 gives
       `gated_delta_rule`. (The paper's layer trains one per head, and subtracts a part
       of that key from the query.)
     - `options`: as for `sum_rule`.
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
-    A key that asks for half removes half of what it holds.
+    A factor of one half removes half of what the key holds.
 
         >>> k = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2)
         >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)

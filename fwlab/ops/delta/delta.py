@@ -83,8 +83,8 @@ def normalized_loop(
 
     $$z_i = z_{i-1} + \phi(k_i) \tag{26}$$
 
-    - `ask`: the keys of Eq. 27, like `k`. Their length cancels there, so they come with
-      one that neither overflows nor underflows.
+    - `ask`: the keys of Eq. 27, like `k`. Their length cancels there: it is scaled to
+      a range that neither overflows nor underflows.
     """
     y = []
     for q_t, k_t, v_t, a_t, b_t in steps(q, k, v, ask, beta):

@@ -1,6 +1,6 @@
 r"""# The gated delta rule, one step at a time
 
-The delta rule removes only what a key holds: what no key asks for stays forever. Gated
+The delta rule removes only what a key holds: all other content stays forever. Gated
 DeltaNet ([Yang et al. 2024](https://arxiv.org/abs/2412.06464)) lets the whole memory of
 a head fade first. Equation numbers are those of [Schlag et al.
 2021](https://arxiv.org/abs/2102.11174), those with a letter are ours.

@@ -137,7 +137,7 @@ _delta = recurrence("delta_kernels", solve)
 def delta(x: Inputs, W: Tensor, z: None, alone: bool) -> tuple[Tensor, Tensor, None]:
     """Return `y` and the state after the last step, `W`.
 
-    - `alone`: `W` is empty, and nobody asks for the state.
+    - `alone`: `W` is empty, and the caller does not use the final state.
     """
     gates = per_head(x.decay), per_head(x.strength)
     inputs = (*one_precision(x.q, x.k, x.v), *gates, None if alone else W, z)

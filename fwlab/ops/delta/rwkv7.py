@@ -82,7 +82,7 @@ def rwkv7_rule(
 
     Source: Peng et al. 2025 (arXiv:2503.14456).
     """
-    # Two steps: correct with a and b towards 0, then add the pair. a asks before the
+    # Two steps: correct with a and b towards 0, then add the pair. a erases before the
     # memory fades; after that it would have to be divided by the decay.
     none = torch.zeros_like(a)
     return Inputs(

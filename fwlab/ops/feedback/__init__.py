@@ -30,7 +30,7 @@ def why_not(
 ) -> str | None:
     """Return why the kernels cannot compute a call; None = they can.
 
-    - The arguments of the forms; without any, it is a question about this machine.
+    - Takes the arguments of the forms; without any, it checks only this machine.
     """
     if x is None or k is None:
         return _triton.why_not(minimum=MINIMUM)
@@ -211,7 +211,7 @@ def _check(x: Tensor, weights: Any, heads: int, factors: Tensor | None) -> Any:
             f"{op}: expected weights to be a FeedbackWeights, "
             f"got {type(weights).__name__}"
         )
-    parts = {"to_q": weights.to_q, **weights._asdict()}  # which has the layers
+    parts = {"to_q": weights.to_q, **weights._asdict()}  # `to_q` first, for `layers`
     if weights.norm_memory is None:
         del parts["norm_memory"]
     given = {"x": x, **{f"weights.{name}": part for name, part in parts.items()}}

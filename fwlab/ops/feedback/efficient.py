@@ -49,7 +49,7 @@ BLOCK = 32
 #: Steps from which transposing the weights pays.
 MANY = 8
 
-#: What belongs to one layer or step: a row of several tensors, unbound once, since each
+#: The tensors of one layer or one step, unbound once for the whole loop, since each
 #: index is a call of an operator.
 Rows = tuple[Tensor, ...]
 
@@ -85,11 +85,11 @@ class Stack(NamedTuple):
 class Terms(NamedTuple):
     """Hold the recomputed activations and the gradients of every step.
 
-    - `states`, `attended`: what was kept; `kv`: keys and values of all memories.
+    - `states`, `attended`: the saved tensors; `kv`: keys and values of all memories.
     - `normed`, `normed_mlp`, `m`: results of norms; `of_x`, `of_middle`, `of_m`: what
       their backward passes need. Without a norm of the memory, `of_m` is None.
     - `h`: results of GELU; `waves`: $s$ of all distances, the largest first.
-    - `vectors`: those of (g4), $q$ and $dz$: `[2, layers, batch * heads, time, key]`.
+    - `vectors`: $q$ and $dz$ of (g4): `[2, layers, batch * heads, time, key]`.
     - `dx`, `d_middle`, `dh`, `d_qu`, `d_m`, `d_new`, `dkv`: the gradients of states,
       before and in the MLP, of queries with $u$, of memories, of their keys and values
       from other blocks, and of all keys and values. The loop fills them; the gradients
@@ -146,7 +146,7 @@ def prepare(x: Stack) -> tuple[Any, Tensor, Tensor]:
     """Return the initial tensors of the forward loop.
 
     - Returns the transposed weights, of memories and of each layer; keys and values, with
-      room for those of all steps; and the keys of all distances (Eq. f4).
+      space for all steps; and the keys of all distances (Eq. f4).
     """
     turned = [x.to_kv, x.to_q.flatten(1, 2), x.to_out, x.expand, x.contract]
     turned = [W.mT for W in turned]
@@ -206,7 +206,7 @@ def attend(
 def backward(
     given: Any, kept: Any, gradients: Any, needed: Any, normalize: bool
 ) -> Any:
-    """Go through blocks of steps, the last one first."""
+    """Compute the gradients block by block, the last block of steps first."""
     x = Stack(*given)
     b = recompute(x, kept, gradients, normalize)
     past, (layers, time) = x.past.shape[4], b.attended.shape[:2]
@@ -344,7 +344,7 @@ def by_memory(x: Tensor, old: int) -> Tensor:
 
 
 def memory(x: Stack, b: Terms, t: int, later: Tensor) -> None:
-    """Go back through Eqs. f2 and f1, from keys and values to states.
+    """Differentiate Eqs. f2 and f1, from keys and values to states.
 
     - `later`: the pairs of this memory with later steps of the block, `[2, layers, batch
       * heads, steps]`.
@@ -370,14 +370,14 @@ def layer(
     x: Stack, l: int, t: int, weights: Rows, step: Rows, norms: Rows, seen: Rows,
     pairs: Rows, waves: Tensor, first: int,
 ) -> None:  # fmt: skip
-    """Go back through Eqs. f7 to f4, from a state to the one below.
+    """Differentiate Eqs. f7 to f4, from a state to the one below.
 
     The query of the lowest layer depends on $x$ alone, so no earlier step needs its
     gradient: (g3) is computed only for the keys of the block, from `first` on.
 
-    - `weights`, `step`, `norms`: what belongs to this layer, and to this step: room for
-      gradients, and what norms have saved.
-    - `seen`: keys and values before it; `pairs`: $da$ and $p$; `waves`: those of their
+    - `weights`, `step`, `norms`: tensors of this layer, and of this step: buffers for
+      gradients, and tensors that the norms have saved.
+    - `seen`: keys and values before it; `pairs`: $da$ and $p$; `waves`: $s$ of the
       distances.
     """
     contract, expand, to_out, to_qu = weights
@@ -479,7 +479,7 @@ def masked_softmax(a: Tensor, hidden: Tensor) -> Tensor:
 
 
 def shapes(given: Any, keep: bool, normalize: bool, lse: bool = False) -> Any:
-    """Return empty tensors as the forward loop does; kernels also keep `lse`."""
+    """Return empty tensors with the shapes of `forward`; kernels also keep `lse`."""
     x = Stack(*given)
     (batch, time, d), (layers, heads) = x.x.shape, x.to_q.shape[:2]
     *sizes, past, key = x.past.shape

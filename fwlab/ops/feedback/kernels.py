@@ -130,7 +130,7 @@ def attend_backward(
 ):  # fmt: skip
     """Compute (k2) and (k4): the gradient of one query of one head.
 
-    It stores the two parts of dq apart, as the efficient form does, and dz and D for
+    It stores the two parts of dq separately, like the efficient form, and dz and D for
     `pull`.
 
     Loads 4 n (3 K + F) bytes, stores 4 (3 K + F + 1). Operations: n (9 K + 2 F). Lower
@@ -257,7 +257,7 @@ def pull(
 
 @triton.jit(do_not_specialize=["width"])
 def slope(dh, saved, clock, width, BW: tl.constexpr):
-    """Go back through the GELU: dh times its slope; the product replaces both.
+    """Differentiate the GELU: multiply dh by its derivative; the product replaces both.
 
     Loads 8 bytes per scalar, stores 8; one operation. Lower bound: the start of a
     kernel.
@@ -275,7 +275,7 @@ def slope(dh, saved, clock, width, BW: tl.constexpr):
 def norm_backward(
     dy, y, rstd, base, alpha, dm, dx, saved, clock, d, l, BD: tl.constexpr,
 ):  # fmt: skip
-    r"""Go back through a norm, for one sequence, plus other gradients.
+    r"""Differentiate a norm, for one sequence, and add other gradients.
 
     $$dx = \mathrm{rstd}\,\big(dy - \overline{dy}
         - y\;\overline{y\,dy}\big) \tag{k5}$$
@@ -321,15 +321,15 @@ def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-#: The last graph of each device: its memory is that of the next one.
+#: The last graph of each device; the next graph reuses its memory.
 _last: dict[torch.device, torch.cuda.CUDAGraph] = {}
 
 
 def play(step: Callable[[], None], times: int, like: Tensor) -> None:
     """Call `step` this many times, on a GPU by replaying a graph of it.
 
-    Each call of the operation records a graph of its own. This takes as long as a few
-    of many steps. A graph for several calls would need copies of the weights and of
+    Each call of the operation records a graph, which takes as long as a few of its
+    many steps. A graph for several calls would need copies of the weights and of
     everything that the backward pass needs, and a second forward pass before the
     backward pass would overwrite them.
 
@@ -436,7 +436,7 @@ class Loop(NamedTuple):
 def backward(
     given: Any, kept: Any, gradients: Any, needed: Any, normalize: bool
 ) -> Any:
-    """Record one step back, with (k3) instead of blocks, and play it."""
+    """Record a step of the backward pass, with (k3) and without blocks; replay it."""
     x = Stack(*given)
     b = recompute(x, kept, gradients, normalize)
     layers, _, time, _ = b.vectors[0].shape
@@ -445,7 +445,7 @@ def backward(
     loop = Loop(x, b, b.waves @ x.positions.T, lse, torch.empty_like(lse), clock)
 
     def step_now() -> None:
-        """Go back through the memory of the step, then its layers."""
+        """Differentiate the memory of a step, then its layers."""
         dm = memory(loop)
         up = b.dx[-1].index_select(0, clock[:1])[0] + x.alpha[-1] * dm
         for l in reversed(range(layers)):
@@ -464,7 +464,7 @@ def backward(
 def pull_memories(loop: Loop, count: int, clock: Tensor | None) -> Tensor:
     """Return the gradients of keys and values of the first `count` memories.
 
-    With a clock, of the memory of its step.
+    With a clock, return only the gradients of the memory of its step.
 
     Returns `[count, batch, 2, groups, heads, key]`.
     """
@@ -483,7 +483,7 @@ def pull_memories(loop: Loop, count: int, clock: Tensor | None) -> Tensor:
 
 
 def memory(loop: Loop) -> Tensor:
-    """Go back through Eqs. f2 and f1; returns the gradient of $m_t$."""
+    """Differentiate Eqs. f2 and f1; returns the gradient of $m_t$."""
     x, b, clock = loop.x, loop.b, loop.clock
     new = pull_memories(loop, 1, clock)
     b.d_new.index_copy_(0, clock[:1], new)
@@ -495,7 +495,7 @@ def memory(loop: Loop) -> Tensor:
 
 
 def layer(loop: Loop, l: int, up: Tensor, dm: Tensor) -> Tensor:
-    """Go back through Eqs. f7 to f4; returns the gradient of $x_t^l$."""
+    """Differentiate Eqs. f7 to f4; returns the gradient of $x_t^l$."""
     x, b, r, lse, D, clock = loop
     dh = torch.mm(up, x.contract[l])
     _triton.launch(

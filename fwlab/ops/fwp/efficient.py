@@ -57,7 +57,7 @@ def fwp(
     length = SEGMENT or math.isqrt(a.shape[1] - 1) + 1 if not is_traced(a) else TRACED
     if activation is torch.tanh:
         return tuple(_segments((a, b, x, W, real), length))
-    # Anyone's function: a graph calls it, and does not trace it.
+    # A user's function, which a graph calls without tracing it.
     loops = torch.compiler.disable(_loops) if is_traced(a) else _loops
     return loops(a, b, x, W, activation, real, length)
 
@@ -71,9 +71,9 @@ def _loops(
     real: Tensor | None,
     length: int,
 ) -> tuple[Tensor, Tensor]:
-    """Let autograd differentiate, which also finds the activation's parameters.
+    """Differentiate by autograd, which also handles the activation's parameters.
 
-    It computes the states of a segment again in the backward pass, too.
+    The backward pass recomputes the states of each segment here, too.
     """
     # Not imported above: torch 2.6 loads half a compiler with it.
     from torch.utils.checkpoint import checkpoint
@@ -95,7 +95,7 @@ def _forward(x: Any, keep: bool, length: int) -> Any:
         a_s, b_s, x_s = (_by_time(part, W) for part in (a_s, b_s, x_s))
         states = _states(a_s, b_s, real_s, W)
         y_s.copy_(_left(x_s, states[1:].mT).transpose(0, 1))  # Eq. 3
-        W = states[-1].clone()  # not the memory of all states
+        W = states[-1].clone()  # so that the other states can be freed
     return (y, W), ([torch.cat(starts)] if keep else [])
 
 
@@ -118,7 +118,7 @@ def _backward(x: Any, kept: Any, gradients: Any, needed: Any, length: int) -> An
 
 
 def _shapes(x: Any, keep: bool, length: int) -> Any:
-    """Return empty tensors as `_forward` does."""
+    """Return empty tensors with the shapes of the results of `_forward`."""
     a, _, _, W, _ = x
     n = -(-a.shape[1] // length)
     starts = [W.new_empty(n * W.shape[0], *W.shape[1:])] if keep else []
@@ -170,7 +170,7 @@ def _segment_backward(
 
     The derivative of tanh is $1 - W_i^2$.
 
-    - `dW`: the gradient of the state after the segment; that of the state before it is
+    - `dW`: the gradient of the state after the segment; the gradient of $W$ is
       the last result.
     """
     a, b, x, dy = (_by_time(part, W) for part in (a, b, x, dy))

@@ -11,7 +11,7 @@ from fwlab.ops.linear import chunked
 def why_not(x: Inputs | None = None) -> str | None:
     """Return why the kernels of a recurrence cannot compute a call; None = they can.
 
-    - `x`: the inputs; without any, it is a question about this machine.
+    - `x`: the inputs; without any, only this machine is checked.
     """
     if x is None:
         return _triton.why_not()

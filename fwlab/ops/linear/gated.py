@@ -1,7 +1,7 @@
 r"""# The gated rule, one step at a time
 
-A memory that only adds fills up. The gated rule makes room: whatever is written, all of
-the memory fades for it. Equation numbers are those of [Schlag et al.
+A memory that only adds fills up. The gated rule forgets: with every write, all of
+the memory fades. Equation numbers are those of [Schlag et al.
 2021](https://arxiv.org/abs/2102.11174); the rule is that of [Peng et al.
 2021](https://arxiv.org/abs/2103.02143).
 
@@ -29,7 +29,7 @@ def loop(
     $$W_i = (1 - \beta_i)\, W_{i-1}
       + \beta_i\, v_i \otimes \phi(k_i) \tag{52}$$
 
-    The whole memory pays for it, not only what the key held: that is the difference to
+    The whole memory fades, not only what the key held: that is the difference to
     the delta rule (appendix B).
     """
     y = []

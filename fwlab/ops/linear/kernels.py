@@ -277,7 +277,7 @@ def backward_inputs(
     and the two states, and stores dq and dk: b (4 K + 3 V + 2 K V / C) bytes per step.
     Operations: 6 C K + 2 C V + 4 K V, and 4 C K + 2 C V + 2 K V more with dv.
 
-    What it computes first, it needs no more when it computes dq, and then dk: the order
+    The first results are not needed any more for dq, and then dk: this order
     keeps few tiles in registers at any time.
     """
     TYPE: tl.constexpr = dy.dtype.element_ty
@@ -414,7 +414,7 @@ class Form(NamedTuple):
     split: bool = False
 
 
-#: Those for Hopper and a width of 64 or 128 in half precision were chosen by an H200:
+#: Forms for Hopper and a width of 64 or 128 in half precision were chosen on an H200:
 #: docs/kernels/index.md. All others come from a model of one multiprocessor. Nothing is
 #: tuned at run time. Chunks of 64 are for Hopper, whose products have at least 64 rows.
 NARROW = Form(64, BV=32, warps=4, stages=3, BK=64, AV=64, chunk_warps=4)
@@ -560,7 +560,7 @@ def chunked_backward(
     if decay is not None:
         *saved, gammas, products = saved
     if saved:
-        X, v = saved  # what was written are the errors E
+        X, v = saved  # the errors E were written
     (batch, time, heads, K), V = q.shape, v.shape[-1]
     plan = form(v, K, decay is not None, X is not None)
     n, programs = count(time, plan.C), batch * heads
@@ -637,7 +637,7 @@ def linear(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return `y` and the state after the last step, `W` and `z`.
 
-    - `alone`: `W` is empty, and nobody asks for the state.
+    - `alone`: `W` is empty, and the caller does not use the final state.
     """
     gates = per_head(x.decay), per_head(x.strength)
     inputs = (*one_precision(x.q, x.k, x.v), *gates, None if alone else W, z)

@@ -102,7 +102,7 @@ def sum_rule(
     normalize: bool = True,
     **options: Unpack[RuleOptions],
 ) -> Inputs:
-    r"""Linear attention: write each pair, then read (Eqs. 17-19).
+    r"""Compute linear attention: write each pair, then read (Eqs. 17-19).
 
     $W_t = W_{t-1} + v_t \otimes k_t$, $z_t = z_{t-1} + k_t$, and $y_t = W_t q_t \,/\,
     (z_t \cdot q_t)$. Keys and queries are features: first apply a map of

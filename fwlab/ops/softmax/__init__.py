@@ -131,7 +131,7 @@ def softmax_attention(
     if state is not None:
         after = _append(op, state, k, v, key_mask)
         k, v, real = after
-    elif options["return_state"]:  # not tensors of the caller, or of the graph
+    elif options["return_state"]:  # never tensors of the caller or the graph
         after = KeyValueCache(
             k.clone(), v.clone(), None if real is None else real.clone()
         )
@@ -156,7 +156,7 @@ def softmax_attention(
         y = _torch(q, k, v, visible)
         return y.transpose(1, 2), after
     k, v = (x.repeat_interleave(group, 1) if group > 1 else x for x in (k, v))
-    if dropout:  # one way for all, so that they draw the same
+    if dropout:  # the same code for all forms, so the same draws
         y = attention_with_dropout(q, k, v, visible, dropout)
     else:
         y = naive.softmax_attention(q, k, v, visible)
@@ -174,7 +174,7 @@ def _append(
         op, state, KeyValueCache, shapes, k, k.dtype
     )
     real = None
-    if key_mask is not None or past_mask is not None:  # a missing one: all are real
+    if key_mask is not None or past_mask is not None:  # None: all tokens are real
         masks = (past_mask, past), (key_mask, time)
         every: Any = {"dtype": torch.bool, "device": k.device}
         parts = [torch.ones(batch, n, **every) if m is None else m for m, n in masks]
@@ -188,8 +188,8 @@ def _append(
 class _Buffer:
     """Hold keys and values in a buffer with free space for later steps.
 
-    A state sees its beginning. Only the state that ends where the buffer is used up
-    continues in it: what is written then, no older state can see.
+    A state reads the first part of the buffer. Only the state that ends where the free
+    space begins writes its next steps there, which no older state can read.
     """
 
     def __init__(self, k: Tensor, v: Tensor):
@@ -222,7 +222,7 @@ def _written(
         for x, old in zip(new, state[:2], strict=True):
             x[:, :, :past] = old.transpose(1, 2)
         buffer = _Buffer(new[0], new[1])
-    # Autograd need not know: nobody has seen this memory.
+    # Hidden from autograd, since no older state can read this memory.
     buffer.k.data[:, :, past:end], buffer.v.data[:, :, past:end] = k, v
     buffer.used = end
     seen = [x[:, :, :end].transpose(1, 2) for x in (buffer.k, buffer.v)]

@@ -90,7 +90,7 @@ def aft_full(
             f"([time, past + time]), got {[*bias.shape]}"
         )
     compute, q, *keys, w = operation.prepare(op, FORMS, form, q, k, v, bias)
-    if state is not None or options["return_state"]:  # not the tensors of the caller
+    if state is not None or options["return_state"]:  # never the caller's tensors
         parts = zip(state or (k[:, :0], v[:, :0]), keys, strict=True)
         keys = [torch.cat(part, 1) for part in parts]
     dtype = torch.promote_types(v.dtype, torch.float32)

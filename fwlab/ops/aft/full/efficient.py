@@ -78,7 +78,7 @@ def _means(
     """Compute (e5) for the rows of a block.
 
     - Returns the inverse of the sums, 0 for rows that fail the test; the means; which
-      rows those are, or None; and what the block sees.
+      rows fail, or None; and the keys and values that the block sees.
     """
     pairs, E, factors, unsafe = _terms(x, reach, block)
     total, mean = (
@@ -206,7 +206,7 @@ def _pull(
 
 
 def _shapes(x: Any, keep: bool, reach: int) -> Any:
-    """Return empty tensors as `_forward` does."""
+    """Return empty tensors with the shapes of the results of `_forward`."""
     q, (_, groups, rows, _) = x[0], x[3].shape
     size = q.shape[1] // rows, groups, rows, q.shape[0], q.shape[2] // groups
     return [torch.empty_like(q)], [q.new_empty(size)] * keep
@@ -236,8 +236,8 @@ tiles = Recurrence(
 def _blocks(start: int, stop: int, least: int, most: int) -> list[slice]:
     """Cut rows into blocks, each at most as long as all before it.
 
-    A block leaves out the keys that none of its rows sees, and has a $c$ of its own: a
-    matter of keys that all of its rows see, so that later keys do not change a bit.
+    A block leaves out the keys that none of its rows sees, and has its own $c$, the
+    maximum of keys that all of its rows see, so later keys do not change a bit.
     """
     made, first = [], start
     while first < stop:
@@ -250,7 +250,7 @@ def _blocks(start: int, stop: int, least: int, most: int) -> list[slice]:
 def _add(made: Any, w: Tensor, count: int, dK: Tensor, dV: Tensor) -> None:
     """Add the gradients of the first tiles to those of keys and values.
 
-    What several tiles see is added piece by piece, each without overlap.
+    Keys that several tiles see are added piece by piece, without overlap.
     """
     dk, dv, _, dL, dm = made
     (_, groups, rows, _), tiles = w.shape, len(dK)
@@ -272,12 +272,12 @@ def _terms(
 ) -> tuple[Pairs, Tensor, Tensor, Tensor | None]:
     """Return the visible keys of a block, and `E`, `X` and `XV` of (e5), 0 beyond them.
 
-    Usually nothing is beyond: the extremes of all factors say so. Either way those
-    within the bounds are the same bits.
+    Usually no factor is beyond: the extremes of all factors show it. Factors within
+    the bounds are the same bits in both cases.
 
     - `check`: False = every row is safe, and each key is seen.
     - Returns keys and values, `E`, factors `[2, tiles, groups, keys, batch, c]`, and
-      which rows see what is beyond the bounds; None = no row.
+      which rows see factors beyond the bounds; None = no row.
     """
     q, k, v, w, L, m = x
     _, groups, rows, size = w.shape

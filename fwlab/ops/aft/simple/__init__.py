@@ -94,7 +94,7 @@ def aft_simple(
             "aft_simple", document, cu_seqlens, steps, state, causal
         )
     dtype = torch.promote_types(v.dtype, torch.float32)
-    if not causal:  # one softmax over time: nothing to do in a better way
+    if not causal:  # one softmax over time is efficient already
         if form == "triton":
             raise ValueError(
                 "aft_simple: implementation 'triton' cannot run here: there is no kernel "

@@ -147,7 +147,7 @@ def _backward(x: Any, kept: Any, gradients: Any, needed: Any) -> Any:
     torch.mul(slopes[:, 0], m, out=slopes[:, 1])
     if dL is not None:
         slopes[:, 1] -= dL * inverse
-    later = torch.cat([fade[1:], fade.roll(-1, 2)[:1]])  # of the step after each
+    later = torch.cat([fade[1:], fade.roll(-1, 2)[:1]])  # the factors of the next step
     _recur(later, slopes, None, -1)  # (e3)
     a, b = slopes.unbind(1)
     first = fade[0, :, 0]
@@ -159,7 +159,7 @@ def _backward(x: Any, kept: Any, gradients: Any, needed: Any) -> Any:
 
 
 def _shapes(x: Any, keep: bool) -> Any:
-    """Return empty tensors as the forward pass does."""
+    """Return empty tensors with the shapes of the results of the forward pass."""
     k, v, log_sum, mean, q = x
     return [
         torch.empty_like(part) for part in ([k, v] if q is None else [q, log_sum, mean])

@@ -370,7 +370,7 @@ def state_gradients(
 def causal_forward(x: Tensors, keep: bool) -> Results:
     """Compute Eq. 5 and the final state; keep one triple per segment.
 
-    `summary` and `carry`, then all segments at once.
+    Call `summary` and `carry`, then compute all segments at once.
     """
     q, k, v, *state = contiguous(*x)
     batch, time, D = k.shape
@@ -390,8 +390,8 @@ def causal_backward(
 ) -> Tensors:
     """Return the gradients of `x`.
 
-    Twice over the segments: their triples first, and then, with what later segments
-    carry back, the gradients.
+    Pass over the segments twice: for their triples, and then, with the triples of later
+    segments, for the gradients.
     """
     q, k, v, log_sum, mean = contiguous(*x)
     *triples, L, m = contiguous(*kept)

@@ -26,7 +26,7 @@ def causal(
     q: Tensor, k: Tensor, v: Tensor, band: Tensor, log_sum: Tensor, mean: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Let row $t$ see past and present; called as the naive version."""
-    time, width = q.shape[1], band.shape[-1]  # of a traced call, perhaps unknown
+    time, width = q.shape[1], band.shape[-1]  # symbolic in a traced call
     usual = is_traced(q) or (width <= TILE and time > 2 * TILE)
     r = TILE if usual else min(time, 2 * TILE)
     n = -(-time // r)

@@ -8,8 +8,8 @@ bit of its result.
 
 A product is exact only as long as no factor is too large. Rows and channels for which
 this fails take their keys one after the other, with a maximum of their own; the rest of
-the tile keeps the result of the products. In the backward pass, a whole tile goes one
-way or the other. GPUs without tensor cores have no products.
+the tile keeps the result of the products. In the backward pass, a whole tile takes one
+path or the other. GPUs without tensor cores have no products.
 
 AFT-full uses the same kernels, with all keys as its window. There is no kernel for
 windows with `causal=False` and for images: the efficient version computes them.
@@ -137,7 +137,7 @@ def _one_by_one(
 ):  # fmt: skip
     """Add one key after the other to the triples of a tile of rows.
 
-    Each row and channel has its own maximum: this is always right.
+    Each row and channel has its own maximum, so the result is always exact.
     """
     for p in range(start, end):
         key = _at(k, p, c, channel, LOW, D)
@@ -154,7 +154,7 @@ def _one_by_one(
 def _factor(x):
     """Return e^x, or infinity where a product may not have such a factor.
 
-    Infinity spoils the sums that it enters: they show that they are wrong.
+    A sum with such a factor becomes infinite or NaN, which marks it as wrong.
     """
     return exp(tl.where(x > MAX_EXPONENT, float("inf"), x))
 
