@@ -1,4 +1,4 @@
-"""What many tests of the package do: draw, compare, and expect an error."""
+"""Draw inputs, compare results and expect errors, for many tests of the package."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -18,26 +18,26 @@ def random(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
 
 
 def drawn_mask(*shape: int, share: float = 0.6, seed: int = 0) -> Tensor:
-    """Draw a mask that keeps about this share of the steps."""
+    """Draw a mask that keeps about `share` of the steps."""
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < share
 
 
 def numbers(state: object) -> int:
-    """Return the number of scalars in a state, of whatever parts; masks are none."""
+    """Return the number of scalars in a state, masks not counted."""
     return sum(part.numel() for part in parts(state))
 
 
 def agree(
     found: Iterable[Tensor], wanted: Iterable[Tensor], limit: float = 1e-12
 ) -> None:
-    """Say whether all pairs of tensors are equal up to a relative error."""
+    """Require that all pairs of tensors are equal up to a relative error."""
     for one, other in zip(found, wanted, strict=True):
         assert one.dtype == other.dtype
         assert error(one, other) < limit
 
 
 def identical(found: Iterable[Tensor], wanted: Iterable[Tensor]) -> None:
-    """Say whether all pairs of tensors are equal to the last bit."""
+    """Require that all pairs of tensors are exactly equal."""
     for one, other in zip(found, wanted, strict=True):
         assert torch.equal(one, other)
 
@@ -47,7 +47,7 @@ def refuses(
     message: str,
     kind: type[Exception] | tuple[type[Exception], ...] = (TypeError, ValueError),
 ) -> None:
-    """Expect an error whose message is one line that says this."""
+    """Expect an error whose message is one line that matches `message`."""
     with pytest.raises(kind, match=message) as info:
         call()
     assert "\n" not in str(info.value)
@@ -73,7 +73,7 @@ def parts(state: Any) -> tuple[Tensor, ...]:
 
 
 def error(found: Tensor, wanted: Tensor) -> float:
-    """Return the norm of the difference over that of the expected tensor.
+    """Return the norm of the difference divided by the norm of the expected tensor.
 
     Infinities, such as the log of an empty sum, must be at the same
     positions, and do not count.
@@ -86,7 +86,7 @@ def error(found: Tensor, wanted: Tensor) -> float:
 
 
 def weighted(*outputs: Tensor, seed: int = 1) -> Tensor:
-    """Return a scalar that depends on every finite output with a random weight."""
+    """Return a scalar in which every finite output has a random weight."""
     generator = torch.Generator().manual_seed(seed)
     total = torch.zeros((), dtype=torch.float64)
     for output in outputs:
@@ -98,15 +98,15 @@ def weighted(*outputs: Tensor, seed: int = 1) -> Tensor:
 
 
 def problem(text: str, **options: Any) -> fuzz.Problem:
-    """Make a problem of the fuzzer: see `fuzz.parsed`.
+    """Make a problem of the fuzzer; see `fuzz.parsed`.
 
-    - `options`: more of its options, by name.
+    - `options`: more options of the case, by name.
     """
     return fuzz.Problem(fuzz.parsed(text) | options)
 
 
 def call(p: fuzz.Problem, **changes: Any) -> Any:
-    """Call the operation of a problem, with other arguments or more of them."""
+    """Call the operation of a problem, with some arguments replaced or added."""
     op, given = p.c["op"], {**p.x, **changes}
     if op == "feedback":
         names = [n for n in ops.FeedbackWeights._fields if n in given]

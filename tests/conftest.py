@@ -1,12 +1,12 @@
-"""Shared by all tests."""
+"""Set up all tests."""
 
 import gc
 import os
 import re
 
-# Before torch is there. Small problems: a second thread costs more than it
-# brings, and test processes run beside each other. Processes that the tests
-# start inherit it.
+# Set before torch is imported. Small problems: a second thread costs more than it
+# saves, and test processes run beside each other. Processes that the tests
+# start inherit the setting.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
@@ -17,19 +17,19 @@ torch.set_num_threads(1)
 
 @pytest.fixture(autouse=True)
 def seed():
-    """Draw the same random numbers in any order of tests."""
+    """Seed the random numbers, so that a test does not depend on earlier tests."""
     torch.manual_seed(0)
 
 
 def pytest_collection_finish():
-    """Keep what is loaded now out of every later garbage collection."""
+    """Exclude all objects loaded so far from later garbage collections."""
     gc.collect()
     gc.freeze()
 
 
-#: Rules that differ from another one only in the inputs of their recurrence.
-#: `make test` compares them with their loop; what every call has in common, the
-#: others show, and `make test-all` these, too.
+#: Rules that differ from another rule only in the inputs of their recurrence.
+#: `make test` compares them with their loop; the other rules test the shared code,
+#: and `make test-all` runs the same tests on these rules, too.
 RELATIVES = re.compile(
     r"(^|-)(kimi-delta|comba|implicit-delta|gated-delta-2|sum-channels)(-|$)"
 )

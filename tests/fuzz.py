@@ -1,4 +1,4 @@
-"""Random problems for every operation, compared with the loops of `loops.py`.
+"""Compare every operation with the loops of `loops.py` on random problems.
 
     python tests/fuzz.py [--seed 20260101] [--cases 2000]
     python tests/fuzz.py --fixed [--implementation triton] [--device cuda]
@@ -12,8 +12,8 @@ that fails is made simpler, one option at a time, as long as it still fails; the
 that is printed repeats it. The seed is the date unless it is given, so every night has
 cases of its own.
 
-What is allowed: the limits of docs/tested.md relative to the norm of what is expected,
-and a hundredth of it (or 32 roundings of float32) relative to the largest norm in the
+Allowed errors are the limits of docs/tested.md relative to the expected norm, and
+a hundredth of a limit (or 32 roundings of float32) relative to the largest norm in the
 case, because a gradient may vanish by cancellation. More is allowed only where the
 problem itself is that sensitive: 32 times the error of the loop in the precision of
 the sums, with inputs that are off by up to one rounding. Cases whose expected values
@@ -45,7 +45,7 @@ LIMITS = {"float64": 1e-10, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 LARGEST = 1e4
 OPERATIONS = tuple(LOOPS)
 RANDOM = ("FAVOR", "RandomFourier")
-#: What makes a state of its parts.
+#: How a state is made of its parts.
 KINDS: dict[str, Any] = {
     "softmax_attention": partial(ops.KeyValueCache, mask=None),
     "aft_simple": ops.RunningMean,
@@ -58,7 +58,7 @@ KINDS: dict[str, Any] = {
 #: "twice": of a graph that is kept; "between": after other calls; "second": again,
 #: which may be refused; the others are those of torch.func.
 MODES = ("once", "ones", "twice", "between", "second", "vmap", "grad", "jvp")
-#: Every option of a case but "op" and "seed", with its simplest value.
+#: Every option of a case except "op" and "seed", with its simplest value.
 SIMPLEST: Case = {
     **{"implementation": "naive", "dtype": "float64", "mask": "none", "documents": 0},
     **{"cuts": 0, "state": 0, "storage": "plain", "grad": "all", "autocast": 0},
@@ -68,16 +68,16 @@ SIMPLEST: Case = {
     **{"learned": 0, "wide_gates": 0, "channels": 0, "asked": "all", "mode": "once"},
     **{"compiled": 0, "device": "cpu"},
 }
-#: Inputs with a dimension of time, which a mask hides.
+#: Inputs with a dimension of time, which a mask can hide.
 HIDDEN = ("q", "k", "v", "a", "b", "x", "beta", "log_decay", "erase", "write", "ask")
 TIMED = (*HIDDEN, "factors")
-#: Numbers at which gates are still exact, and have special cases; of others, 0 and 1.
+#: Values at which gates are exact or have special cases; other gates take 0 and 1.
 EDGES: dict[str, tuple[float, ...]] = {
     "log_decay": (0, -1e-6, -30, -100, -1000, -math.inf),
     **{"beta": (0, 1, 2), "a": (0,), "b": (0,)},
 }
-#: Edges of gates under which what is read by a normalised memory stays in its range:
-#: of what has faded by e^-60 it may read a mean or 0.
+#: Edges of gates at which a normalised memory reads values in the range of float32:
+#: if weights have decayed by e^-60, it may read a mean or 0.
 READABLE = (0, 1, -1e-6, -math.inf)
 
 
@@ -87,7 +87,7 @@ def takes(op: str) -> Any:
 
 
 class Problem:
-    """The tensors of a case, which its seed decides; `x` are inputs by name."""
+    """Hold the tensors of a case, which its seed determines; `x` are inputs by name."""
 
     def __init__(self, c: Case):
         self.c, self.g = c, torch.Generator().manual_seed(c["seed"])
@@ -147,7 +147,7 @@ class Problem:
         needs = self.uniform(1).item() < share * factor
         return self.laid(x.to(self.c["device"], dtype)).requires_grad_(needs)
 
-    # Each makes the inputs and the state of some operations.
+    # Each function makes the inputs and the state of some operations.
 
     def rule(self, steps: Any, B: int, H: int, K: int, V: int) -> Any:
         c, op = self.c, ops.TABLE[self.c["op"]]
@@ -158,7 +158,7 @@ class Problem:
         for name, heads in (("q", (H * c["group"],)), ("k", (*several, H))):
             x[name] = self.normal(*steps, *heads, K)
             x[name] /= x[name].norm(dim=-1, keepdim=True) / c["size"]
-            if c["normalize"]:  # a sum of both signs may come close to 0
+            if c["normalize"]:  # a sum of both signs may be close to 0
                 x[name] = x[name].abs() + 0.05
             if c["edges"]:
                 x[name][self.uniform(*steps, *heads) < 0.2] = 0
@@ -175,7 +175,7 @@ class Problem:
                 shape, edges = x[name].shape, torch.tensor(edges).double()
                 value = edges[torch.randint(len(edges), shape, generator=self.g)]
                 x[name] = torch.where(self.uniform(*shape) < 0.3, value, x[name])
-        if c["op"] == "rwkv7_rule":  # the paper removes a part of what a key holds
+        if c["op"] == "rwkv7_rule":  # the paper removes a part of the value of a key
             x |= {"a": -x["k"], "b": x["k"] * x["b"]}
         state = [self.normal(B, H, V, K), self.uniform(B, H, K) + 0.1]
         return x, [part * c["state"] for part in state[: 1 + c["normalize"]]]
@@ -198,7 +198,7 @@ class Problem:
         x["k"] *= c["size"]
         if heads and c["fewer"]:
             x["k"] = x["k"][..., :1].clone()
-        if c["edges"]:  # a key that nobody sees
+        if c["edges"]:  # a key that no query attends to
             x["k"][self.uniform(*x["k"].shape) < 0.1] = -math.inf
         past = s * c["state"] if op == "aft_full" else s - 1
         width = s if c["causal"] else 2 * s - 1
@@ -225,7 +225,7 @@ class Problem:
         if c["op"] == "feedback_attention":
             x = {"q": self.normal(B, H, K), "positions": self.normal(K, 4)}
             return x | {n: self.normal(*steps, H, K) for n in "kv"}, []
-        if d < 4:  # of two numbers, the norm is 1 and -1, with a slope of 0
+        if d < 4:  # a layer norm of two numbers is 1 and -1, with slope 0
             raise ValueError("a layer norm of so few numbers has rounding errors alone")
         G = 1 if c["fewer"] else L
         x = {"x": self.normal(*steps, d), "merge": self.normal(L + 1)}
@@ -253,10 +253,10 @@ class Problem:
             self.module = made() if isinstance(made, type) else made
         return {"x": x.abs() if self.c["op"] == "sum_normalize" else x}, []
 
-    # What fwlab computes.
+    # Results of fwlab.
 
     def found(self) -> list[tuple[str, Tensor]]:
-        """Compute outputs, states and gradients by fwlab."""
+        """Compute outputs, states and gradients with fwlab."""
         c = self.c
         given = [*self.x.items(), *self.named(self.state)]
         before = [part.detach().clone() for _, part in given]
@@ -294,8 +294,8 @@ class Problem:
         return [(name, part.detach().cpu()) for name, part in named]
 
     def transformed(self, outputs: Parts) -> list[tuple[str, Tensor]]:
-        """Compute the same by torch.func."""
-        # A tangent cannot be written where elements share memory.
+        """Compute outputs, states and gradients with torch.func."""
+        # Forward mode cannot write a tangent where elements share memory.
         given = tree_map(lambda p: p.detach().contiguous(), [self.x, self.state])
         weights = self.weights(outputs)
 
@@ -317,7 +317,7 @@ class Problem:
         return [*self.outputs(outputs), *((f"d {n}", all_of[n]) for n in leaves)]
 
     def called(self, x: Named, state: Parts) -> Parts:
-        """Return y and the floating-point parts of the state after it."""
+        """Return y and the floating-point parts of the final state."""
         c, name = self.c, self.c["op"]
         if name in MAPS:
             return [self.module(x["x"])]
@@ -371,13 +371,13 @@ class Problem:
             return x[a:b]
         return x[:, a:b] if name in TIMED else x
 
-    # What is expected.
+    # Expected results.
 
     def expected(self, jitter: int = 0) -> list[tuple[str, Tensor]]:
-        """Compute by the loops.
+        """Compute outputs, states and gradients with the loops.
 
-        With jitter: in the precision of the sums (of float32 for float64), from inputs
-        that are off by up to a rounding.
+        With jitter: in the dtype of the sums (float32 for float64), from inputs
+        that are off by up to one rounding.
         """
         c, sums = self.c, min(self.sums, torch.float32, key=lambda d: d.itemsize)
         dtype = sums if jitter else torch.float64
@@ -481,7 +481,7 @@ class Problem:
         return [("y", parts[0]), *self.named(parts[1:])]
 
     def leaves(self, x: Named, state: Parts) -> list[tuple[str, Tensor]]:
-        """Return the inputs of which gradients are compared, by name."""
+        """Return the inputs whose gradients are compared, by name."""
         given = [*x.items(), *self.named(state)]
         own = dict([*self.x.items(), *self.named(self.state)])
         return [(n, p) for n, p in given if own[n].requires_grad and n != "factors"]
@@ -508,7 +508,7 @@ def finite(x: Tensor) -> Tensor:
 
 
 def check(c: Case) -> str | None:
-    """Say in one line what is wrong with a case; "beyond" = it is not compared."""
+    """Return what is wrong with a case, in one line; "beyond" means not compared."""
     p = Problem(c)
     wanted = p.expected() if c["batch"] else None
     if wanted and not all((finite(x).abs() <= LARGEST).all() for _, x in wanted):
@@ -600,7 +600,7 @@ def draw(seed: str, implementation: str | None = None, device: str = "cpu") -> C
     masks = ["none", "none", "some", "row"] if "key_mask" in has else ["none"]
     c["mask"] = r.choice(masks)
     if c["mask"] == "row" and c["batch"] == 1 and r.random() < 0.9:
-        c["mask"] = "some"  # else nothing is left
+        c["mask"] = "some"  # otherwise no token is left
     if c["causal"] and "state" in has:
         c["state"], c["cuts"] = r.randrange(2), r.choice([0, 0, 1, 2])
         if "cu_seqlens" in has and r.random() < 0.3:
@@ -610,7 +610,7 @@ def draw(seed: str, implementation: str | None = None, device: str = "cpu") -> C
     if op == "feedback" and c["storage"] == "expanded":
         c["storage"] = "plain"  # equal weights make equal numbers: see `feedback`
     c["grad"] = r.choice(["all", "all", "all", "some", "none"])
-    # Softmax attention is PyTorch's own, in half precision there.
+    # Softmax attention in half precision is PyTorch's own kernel.
     wide = c["dtype"] == "float32" and "state" in has and op != "softmax_attention"
     c["autocast"] = int(wide and r.random() < 0.2)
     kernel = implementation == "triton"
@@ -627,9 +627,9 @@ def draw(seed: str, implementation: str | None = None, device: str = "cpu") -> C
         c["compiled"], c["time"] = r.choice([1, 2]), min(c["time"], 40 if quick else 3)
         c["cuts"] = min(c["cuts"], int(quick))
         c |= {n: max(c[n], 1) for n in ("batch", "heads", "key", "value")}
-        # The backward pass of a graph without operators of its own is that of PyTorch.
+        # The backward pass of a graph without custom operators is PyTorch's.
         c["autocast"] *= quick
-        if op == "fwp":  # a function of your own is in no graph
+        if op == "fwp":  # a user-defined function is not part of a graph
             c["activation"] = r.choice(["none", "tanh"])
         if op == "feedback":  # the size of its state would depend on the mask
             c["mask"] = "none"
@@ -644,11 +644,11 @@ def forms(op: str) -> tuple[str, ...]:
 
 
 PAIR = "heads=2 key=3 value=2 seed=1"
-#: As wide as PyTorch's own kernel asks for.
+#: As wide as PyTorch's own kernel requires.
 EQUAL = f"dtype=float32 {PAIR} key=2"
 SMALL = "state=1 batch=2 heads=2 group=2 key=3 value=2 wide_gates=1 seed=1"
-#: Cases with a path of their own that chance may miss: a token of a stream, 1991,
-#: several tiles, rows of other lengths in a state, scores of 0, and packed documents
+#: Cases with a path of their own that random cases may miss: a token of a stream, 1991,
+#: several tiles, rows of unequal length in a state, scores of 0, and packed documents
 #: without states or in both directions.
 ALWAYS = (
     *(f"op={op} implementation=efficient grad=none {SMALL}" for op in RULES),
@@ -670,7 +670,7 @@ ALWAYS = (
         for form in ("naive", "efficient")
     ),
 )
-#: Options of some operations alone.
+#: Options that only some operations have.
 HAVE = ("activation", "normalize", "causal")
 #: Options that `fixed` combines with every form of every operation.
 VARIED = ("dtype", "mask", "storage", "mode", "normalize", "compiled", "state", "edges")
@@ -681,16 +681,16 @@ VARIED += ("cuts", "group", "channels", "activation", "window")
 def fixed(
     count: int = 300, implementation: str | None = None, device: str = "cpu"
 ) -> list[Case]:
-    """Choose cases, always the same ones.
+    """Choose a fixed list of cases.
 
-    Of many, they are those that add most pairs of a form of an operation with a value
-    of an option.
+    From many random cases, choose those that add most pairs of a form of an operation
+    and a value of an option.
     """
     pool, compiled = [], set()
     cases = [parsed(text) for text in ALWAYS] * (implementation is None)
     for i in range(20 * count):
         c = draw(f"fixed/{i}", implementation, device)
-        if c["compiled"]:  # which is slow: a few operations, once
+        if c["compiled"]:  # compiling is slow: compile a few operations, once
             if c["implementation"] == "efficient" and c["time"] and len(compiled) < 6:
                 cases += [c] * (c["op"] not in compiled)
                 compiled.add(c["op"])
@@ -719,13 +719,13 @@ EXACT = ("naive", "chunked")
 def fails(c: Case) -> bool:
     try:
         return check(c) not in (None, "beyond")
-    except Exception:  # there is no such problem
+    except Exception:  # no such problem exists
         return False
 
 
 def simpler(c: Case) -> Case:
-    """Put each option to its simplest value, or nearer to it, as long as it fails."""
-    if c["compiled"]:  # which is slow
+    """Simplify one option after the other for as long as the case still fails."""
+    if c["compiled"]:  # compiling is slow
         return c
     for name, simplest in SIMPLEST.items():
         values = [simplest]
@@ -742,7 +742,7 @@ def line(c: Case) -> str:
 
 
 def parsed(text: str) -> Case:
-    """Read a case from its line, as `line` wrote it."""
+    """Parse a case from a line that `line` wrote."""
     c = {**SIMPLEST, "seed": 0}
     for name, value in (word.split("=") for word in text.split()):
         for kind in (str, float, int):
@@ -752,9 +752,9 @@ def parsed(text: str) -> Case:
 
 
 def search(cases: Iterable[Case], first: bool = False) -> list[str]:
-    """Print a finding: how to repeat it, and what it is.
+    """Print the cases that fail, and the error of each.
 
-    - `first`: stop there, and do not make it simpler.
+    - `first`: stop at the first one, and do not simplify it.
     """
     finds, verdicts = [], Counter[bool]()
     for c in cases:

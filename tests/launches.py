@@ -1,4 +1,4 @@
-"""Launches of kernels, collected instead of run, on a machine without a GPU.
+"""Collect launches of kernels instead of running them, on a machine without a GPU.
 
 with recording((9, 0)) as launches:
     ops.delta_rule(q, k, v, beta, implementation="triton")  # on the device "meta"
@@ -13,7 +13,7 @@ from fwlab.ops import _recurrence, _triton
 
 
 class Launch(NamedTuple):
-    """The arguments of `_triton.launch`."""
+    """Hold the arguments of `_triton.launch`."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -25,7 +25,7 @@ class Launch(NamedTuple):
 
 @contextmanager
 def recording(capability: tuple[int, int]) -> Iterator[list[Launch]]:
-    """Collect what a GPU of this compute capability would be given."""
+    """Collect the launches for a GPU of this compute capability."""
     launches: list[Launch] = []
 
     def launch(kernel, grid, *arguments, warps, stages=1, **constants):
@@ -36,7 +36,7 @@ def recording(capability: tuple[int, int]) -> Iterator[list[Launch]]:
             (_triton, "launch", launch),
             (_triton, "capability", lambda device: capability),
             (_triton, "why_not", lambda *asked, **options: None),
-            # Tensors without data are computed with, not traced.
+            # Run with tensors without data instead of tracing.
             (_recurrence, "is_traced", lambda x: False),
         ):
             patches.enter_context(mock.patch.object(module, name, value))

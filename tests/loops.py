@@ -1,10 +1,10 @@
-"""Every operation as a loop in float64, for `fuzz.py`, straight from the papers.
+"""Compute every operation as a loop in float64, as in the papers, for `fuzz.py`.
 
-Nothing here is fwlab's: one line per equation, with its number, on plain tensors.
+No code here is fwlab's: one line per equation, with its number, on plain tensors.
 A loop takes the options of a case, the inputs of one sequence, `[time, ...]`, and the
 parts of its state. It returns y, and the parts of the state after it. Masked tokens are
-dropped before a loop is called; only where other tokens know their distance from them
-does it get the mask: which steps are real.
+dropped before a loop is called; a loop gets the mask only where distances count masked
+tokens, too. The mask is True at real steps.
 """
 
 import math
@@ -29,7 +29,7 @@ DELTA += ("implicit_delta_rule",)
 AFT = ("aft_simple", "aft_full", "aft_local", "aft_conv", "aft_conv2d")
 OTHERS = ("fwp", "softmax_attention", *AFT, "feedback", "feedback_attention")
 MAPS = ("ELU1", "DPFP", "FAVOR", "RandomFourier", "sum_normalize", "l2_normalize")
-#: Operations in which a token knows how far away others are, also masked ones.
+#: Operations in which distances count masked tokens, too.
 PLACED = ("softmax_attention", "aft_full", "aft_local", "aft_conv", "aft_conv2d")
 
 
@@ -56,7 +56,7 @@ def fast_weights(c: Case, x: Named, state: Parts) -> Any:
     for t in range(len(q)):
         b = x["beta"][t][:, None] if "beta" in x else 1.0
         before = W
-        if "log_decay" in x:  # first fade
+        if "log_decay" in x:  # the memory decays first
             d = x["log_decay"][t].exp()
             d = d[:, None] if d.dim() == 1 else d
             W, z = W * d[:, None], z * d
@@ -132,13 +132,13 @@ def softmax_attention(c: Case, x: Named, state: Parts, real: Tensor) -> Any:
 
 
 def bias_of(c: Case, x: Named, t: int, place: int | None) -> Tensor | float:
-    """Return w of row t for the key at a place; None = before every window."""
+    """Return w of row t for the key at a position; None means before every window."""
     op, s = c["op"], c["window"]
     if op == "aft_simple" or place is None:
         return 0.0
     if op == "aft_full":
         return x["bias"][t, place + x["bias"].shape[1] - len(x["bias"])]
-    if op == "aft_conv2d":  # where the key is, seen from the pixel
+    if op == "aft_conv2d":  # the position of the key relative to the pixel
         (y0, x0), (y1, x1) = (divmod(i, x["q"].shape[1]) for i in (t, place))
         at = y1 - y0 + s - 1, x1 - x0 + s - 1
         inside = min(at) >= 0 and max(at) <= 2 * s - 2
@@ -158,7 +158,7 @@ def aft(c: Case, x: Named, state: Parts, real: Tensor | None = None) -> Any:
     real = torch.ones(len(q), dtype=torch.bool) if real is None else real
     shape, k, recent = v.shape[1:], k.expand(v.shape), 0
     none = k.new_full(shape, -math.inf), v.new_zeros(shape)
-    keys: list[Any] = []  # (place, k, v): all older ones as one, recent ones, new ones
+    keys: list[Any] = []  # (position, k, v): older keys merged, recent keys, new keys
     if causal and op != "aft_full":
         keys = [(None, *state[-2:])]
     if causal and op != "aft_simple":
@@ -184,7 +184,7 @@ def aft(c: Case, x: Named, state: Parts, real: Tensor | None = None) -> Any:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
-    """Attend with one query `[heads, key]` to memories `[past, heads, key]`, oldest first."""
+    """Attend with a query `[heads, key]` to keys `[past, heads, key]`, oldest first."""
     n = positions.shape[1] // 2
     waves = 10.0 ** (-4 * torch.arange(n) / n)
     angle = torch.arange(len(k), 0, -1)[:, None] * waves
@@ -249,7 +249,7 @@ def feature_map(c: Case, x: Named, state: Parts) -> Any:
     return p, []
 
 
-#: The loop of each operation and feature map; for fast weights, one for all.
+#: The loop of each operation and feature map; fast weight rules share one.
 LOOPS: dict[str, Any] = {
     **dict.fromkeys(RULES, fast_weights),
     **dict.fromkeys(AFT, aft),

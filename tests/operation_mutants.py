@@ -1,4 +1,4 @@
-"""Small mistakes in operations, each of which the fixed cases of `fuzz.py` must find.
+"""Change operations slightly; the fixed cases of `fuzz.py` must find each mistake.
 
     python tests/operation_mutants.py [WORD ...]
 
@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 
-#: A name, a file, what stands there, and the mistake in its place.
+#: A name, a file, the right text, and the mistake that replaces it.
 MUTANTS = """
 gated rule keeps beta: ops/linear/gated.py
 - kept, fading = 1 - beta[..., None]
@@ -104,7 +104,7 @@ Mutant = tuple[str, str, str, str]
 
 
 def found(mutant: Mutant) -> str | None:
-    """Return what the fixed cases find; None = nothing."""
+    """Return the first failure of the fixed cases, or None."""
     name, file, before, after = mutant
     with tempfile.TemporaryDirectory() as at:
         copy = Path(at, "fwlab")
@@ -123,7 +123,7 @@ def found(mutant: Mutant) -> str | None:
 
 
 def main(words: list[str]) -> bool:
-    """Print what finds each mutant; return whether one survives."""
+    """Print the case that finds each mutant; return True if a mutant survives."""
     survivors = 0
     for mutant in re.findall(r"(.+): (\S+)\n- (.+)\n\+ (.+)", MUTANTS):
         if words and not any(word in mutant[0] for word in words):

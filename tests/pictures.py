@@ -1,9 +1,9 @@
-"""Outputs of notebooks: pictures are compared by what they show.
+"""Compare the pictures in outputs of notebooks by their contents, not their bytes.
 
-Processors add in different orders. So the last digits of what is drawn differ,
-and with them the bytes of a picture. It is the same picture if it has the same
-axes, texts and marks, these look the same, and no point has moved by as much as
-one can see. nbval compares all other outputs, byte for byte.
+Processors add in different orders. So the last digits of coordinates differ,
+and with them the bytes of a picture. Two pictures are equal if they have the same
+axes, texts and marks, the same styles, and no point has moved by a visible
+distance. nbval compares all other outputs, byte for byte.
 """
 
 import base64
@@ -18,13 +18,13 @@ from nbval.plugin import IPyNbCell
 from PIL import Image
 
 SVG = "image/svg+xml"
-#: The tag of a cell whose picture shows rounding errors, or how a run of training
-#: went: then only its axes, labels and legends are compared, not even the ticks.
+#: The tag of a cell whose picture depends on rounding errors or on a run of
+#: training: only its axes, labels and legends are compared, without the ticks.
 LABELS_ONLY = "compare-labels-only"
-#: How far a coordinate may be, in points. The thinnest line is 0.5 wide, and what
-#: rounding in float32 moves is a thousand times less.
+#: The largest difference of a coordinate, in points. The thinnest line is 0.5 wide;
+#: rounding in float32 moves a point a thousand times less.
 NEAR = 0.1
-#: How far a pixel may be, of 255: two colours of a colour map are 2 apart.
+#: The largest difference of a pixel, of 255: neighbours in a colour map differ by 2.
 SHADE = 3
 PIXELS = "a picture of pixels"
 COORDINATES = re.compile(r' (?:transform|x|y|width|height|viewBox|d)="[^"]*"')
@@ -33,10 +33,10 @@ HASH = re.compile(r"\b(?:m|p|h|image)[0-9a-f]{10}\b")
 
 
 def pytest_collection_modifyitems(items):
-    # A random order is one of tests, not of the cells of a notebook.
+    # Tests may run in random order, cells of a notebook may not.
     cells = [item for item in items if isinstance(item, IPyNbCell)]
     others = [item for item in items if not isinstance(item, IPyNbCell)]
-    if cells:  # Where there is no list of fonts yet, the first cell would say so.
+    if cells:  # Without a list of fonts, the first cell would print a message.
         import matplotlib.font_manager  # noqa: F401
     for cell in cells:
         cell.compare_outputs = functools.partial(compare_outputs, cell)
@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items):
 
 
 def drawings(outputs):
-    """List the pictures of a cell, those of a slider included."""
+    """List the pictures of a cell, including those of a slider."""
     svgs = []
     for data in (output.get("data", {}) for output in outputs):
         coded = re.findall(
@@ -56,7 +56,7 @@ def drawings(outputs):
 
 
 def compare_outputs(cell, new, stored):
-    """Say whether outputs are the same; replaces nbval's method of a cell."""
+    """Return True if outputs are the same; this replaces nbval's method of a cell."""
     skip = (*cell.parent.skip_compare, SVG, "text/html")
     if not IPyNbCell.compare_outputs(cell, new, stored, skip):
         return False
@@ -70,7 +70,7 @@ def compare_outputs(cell, new, stored):
 
 
 def difference(fresh, stored, labels_only=False):
-    """Say what a picture shows that the stored one does not, or None."""
+    """Return a description of the first difference of two pictures, or None."""
     pair = [labels(svg) if labels_only else marks(svg) for svg in (fresh, stored)]
     for new, old in zip_longest(*pair, fillvalue=("nothing", [])):
         if new[0] != old[0] or len(new[1]) != len(old[1]):
@@ -83,7 +83,7 @@ def difference(fresh, stored, labels_only=False):
 
 
 def labels(svg):
-    """List the axes and legends of a picture, and its texts that are no ticks."""
+    """List the axes and legends of a picture, and its texts except tick labels."""
     builder = ElementTree.TreeBuilder(insert_comments=True)
     root = ElementTree.fromstring(svg, ElementTree.XMLParser(target=builder))
     for node in root.iter():
@@ -96,9 +96,9 @@ def labels(svg):
 
 
 def marks(svg):
-    """Yield all that a picture shows, in order: its look and its coordinates."""
+    """Yield all marks of a picture, in order, with their style and coordinates."""
     svg = re.sub("<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    names = {}  # of markers, clips, hatches and images, which are hashes
+    names = {}  # names of markers, clips, hatches and images, which are hashes
 
     def name(match):
         return names.setdefault(match[0], f"name {len(names)}")

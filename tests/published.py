@@ -1,11 +1,11 @@
-"""Tiny random models of transformers, of the families that fwlab loads or patches."""
+"""Make tiny random models of the transformers families that fwlab loads or patches."""
 
 import pytest
 import torch
 
 transformers = pytest.importorskip("transformers")
 VOCABULARY = 61
-#: What all families share, in sizes that differ.
+#: Options that all families share, with sizes that differ from each other.
 SIZES = {
     **{"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48},
     **{"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2},
@@ -51,7 +51,7 @@ FAMILIES = {
 
 
 def tiny(family, noise=0.0, **changes):
-    """Make a random model, the norms of which are not 1 if there is noise."""
+    """Make a random model; with noise, the weights of its norms differ from 1."""
     model, config, sizes = FAMILIES[family]
     torch.manual_seed(0)
     made = getattr(transformers, model)(
@@ -65,7 +65,7 @@ def tiny(family, noise=0.0, **changes):
 
 
 def write_tokenizer(folder, words):
-    """Make a tokenizer of these words, the numbers of which are their places."""
+    """Write a tokenizer of these words, whose ids are their positions."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     numbers = {word: i for i, word in enumerate(words)}

@@ -1,4 +1,4 @@
-"""Small changes of a solution: each is a wrong answer, or must be known to be none."""
+"""Change solutions slightly: each change is a wrong answer or a known equivalent."""
 
 import ast
 from collections.abc import Callable, Iterator
@@ -40,7 +40,7 @@ def _replaced(node: ast.AST, **fields: Any) -> Iterator[None]:
 
 
 def _changes(tree: ast.AST) -> Iterator[str]:
-    """Change a tree in place, one thing at a time; yields what."""
+    """Change a tree in place, one change at a time; yield a description of each."""
     for node in [*ast.walk(tree)]:
         said = ast.unparse(node) if isinstance(node, ast.expr) else ""
         if isinstance(node, ast.BinOp):

@@ -1,4 +1,4 @@
-"""What people put around linear layers, embeddings and norms acts everywhere."""
+"""Test that adapters of linear layers, embeddings and norms act in every layer."""
 
 import copy
 
@@ -13,7 +13,7 @@ from fwlab.layers.feedback import called_module
 from fwlab.models import MIXERS, EncoderDecoder, LanguageModel
 
 KINDS = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
-#: Options in which more modules take part.
+#: Options that add more modules.
 MODERN = {
     "softmax": {"softmax": {"qk_norm": "head", "out_gate": True}, "tied": False},
     "gated-delta": {
@@ -27,7 +27,7 @@ TEXT = torch.randint(11, (2, 9), generator=torch.Generator().manual_seed(0))
 
 
 class Opaque(nn.Module):
-    """An adapter that adds what a linear layer with the weight `change` returns."""
+    """Add the output of a linear layer with the weight `change` to that of `base`."""
 
     def __init__(self, base, change):
         super().__init__()
@@ -43,7 +43,7 @@ class Opaque(nn.Module):
 
 
 class Shown(Opaque):
-    """As usual, the weight below it can still be seen."""
+    """Adapt as `Opaque` does, and expose the weight of the base layer."""
 
     @property
     def weight(self):
@@ -51,7 +51,7 @@ class Shown(Opaque):
 
 
 class Half(nn.Module):
-    """A dropout that chance has no part in."""
+    """Multiply by a half instead of dropping out at random."""
 
     p = 0.5
 
@@ -98,7 +98,7 @@ WAYS = {
 
 
 def adapted(model, put):
-    """Return the model with every module adapted, and one whose weights are changed."""
+    """Return the model with every module adapted, and a model with changed weights."""
     merged, generator = copy.deepcopy(model), torch.Generator().manual_seed(1)
     for parent in [*model.modules()]:
         for name, module in [*parent.named_children()]:
@@ -119,7 +119,7 @@ def small(mixer):
 
 
 def same(model, merged):
-    """Compare whole, in pieces, and padded on either side if mixers skip it."""
+    """Compare outputs at once and in pieces, and with padding if mixers skip it."""
     whole = merged(TEXT)
     skips = all(getattr(block, "skips", False) for block in model.blocks)
     keep = torch.ones_like(TEXT, dtype=torch.bool)
@@ -144,7 +144,7 @@ def same(model, merged):
 @every_mixer
 @pytest.mark.parametrize("way", WAYS)
 def test_adapters_act(mixer, way):
-    """As a model does whose weights contain them."""
+    """An adapted model computes what a model with the merged weights computes."""
     if way in ("hooked", "patched"):  # the logits of tied ones use the weight itself
         model = small(mixer)
         model.embedding, kept = nn.Identity(), model.embedding
@@ -170,7 +170,7 @@ def test_a_stack_of_feedback_says_what_it_calls():
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_stack_of_feedback_that_calls_is_trained(shared):
-    """With dropout, with state and mask, in half precision: as the operation."""
+    """A feedback stack that calls its modules has the gradients of the operation."""
     torch.manual_seed(0)
     stack = FeedbackTransformer(8, heads=2, layers=2, shared=shared)
     stack.dropout = Half()
@@ -199,7 +199,7 @@ def test_other_models_call_their_layers():
 
 @pytest.mark.parametrize("weight", [torch.zeros(8, 8, dtype=torch.int8), "packed"])
 def test_weights_that_are_no_numbers(weight):
-    """A layer whose weights are not in the dtype of its inputs decides for itself."""
+    """A projection whose weights are not floating-point accepts float32 inputs."""
     layer = SoftmaxAttention(8, 2)
     x = torch.randn(1, 4, 8)
     wanted = layer(x)

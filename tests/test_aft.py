@@ -1,4 +1,4 @@
-"""AFT: finite exponents of any size, layers that see everything, images."""
+"""Test AFT: any finite exponent, layers without a causal mask, and images."""
 
 from functools import partial
 
@@ -52,10 +52,10 @@ def edge(op, key, bias):
 )
 @both
 def test_exact_where_k_plus_w_is_finite(op, key, bias, implementation):
-    """Give the exact answer and finite gradients up to the largest float32.
+    """The output is exact and gradients are finite up to the largest float32.
 
-    Of the logarithm of a sum that large nothing but the largest key is left, so that
-    gradients may count equal keys as one.
+    In the logarithm of a sum that large, rounding leaves only the largest key, so
+    gradients may treat equal keys as one.
     """
     inputs = edge(op, key, bias)
     y = OPS[op](*inputs, implementation=implementation)
@@ -66,7 +66,7 @@ def test_exact_where_k_plus_w_is_finite(op, key, bias, implementation):
     assert all(g.isfinite().all() for g in gradients)
 
 
-# --- layers: beside what test_layers.py tries with each ----------------
+# --- layers: besides the tests of test_layers.py -----------------------
 
 
 def changed(layer):
@@ -80,7 +80,7 @@ def changed(layer):
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("kind", [AFTFull, AFTLocal])
 def test_factors_are_the_bias(kind, causal):
-    """Eq. 7: the same layer with the product of the factors as its table."""
+    """Eq. 7: factors give the output of a bias table that is their product."""
     factorised, x = changed(kind(12, 40, factor=3, causal=causal)), random(2, 40, 12)
     plain = kind(12, 40, causal=causal).double()
     w = factorised.bias_u.detach() @ factorised.bias_v.detach().T
@@ -105,7 +105,7 @@ def test_factors_are_the_bias(kind, causal):
 
 @pytest.mark.parametrize("shared_key", [False, True])
 def test_a7_conv_starts_as_simple(shared_key):
-    """Then gamma and beta have gradients, but the raw kernel has none."""
+    """AFT-conv starts as AFT-simple, with gradients of gamma and beta only."""
     torch.manual_seed(0)
     conv = AFTConv(12, 3, window=5, shared_key=shared_key).double()
     x = torch.randn(2, 20, 12, dtype=torch.float64)
@@ -121,9 +121,9 @@ def test_a7_conv_starts_as_simple(shared_key):
 
 
 def test_equation_8():
-    """Have mean 0 and deviation 1, then gamma and beta.
+    """Eq. 8 gives a kernel of mean beta and deviation gamma.
 
-    A constant kernel is beta, with finite gradients, whatever the constant.
+    A constant raw kernel gives beta, with finite gradients, for any constant.
     """
     conv = AFTConv(12, 3, window=7)
     with torch.no_grad():

@@ -1,8 +1,8 @@
-"""What `check` says of answers as people write them.
+"""Test the verdicts of `check` on answers as people write them.
 
-Right ones (✓) are as unlike the solution as possible: one for each hard exercise that no
-function of fwlab answers, two where several results are right. Wrong ones (✗), which are
-no misconceptions, passed once, or need the words that stand behind the #.
+Right answers (✓) differ from the solution as much as possible: one for each hard
+exercise that no function of fwlab solves, two where several results are right. Wrong
+answers (✗) are no misconceptions, and once passed, or need the message after the #.
 An answer is an expression of the arguments, or the body of a function; `*inputs` are
 all arguments. It may call solutions, and what this file defines or imports.
 """
@@ -40,7 +40,7 @@ def exponents(x, R):
 
 
 def ablated(model, tokens, loss, part, change=torch.zeros_like):
-    """Return losses of copies in which a part of one layer returns something else."""
+    """Return losses of copies in which a part of one layer is ablated."""
     losses = []
     for i in range(len(model.blocks)):
         hurt = deepcopy(model)
@@ -234,7 +234,7 @@ my_step ✓ H = eye(8).to(W) + 0.15 * W.mT @ W / v.square().sum(-1)[..., None, N
     m = k + k @ M.to(k).T
     return write(W, m / (m * k).sum(-1, True), 0.7 * (v - read_memory(W, k)))  # 65 are
 """
-#: Functions of fwlab that are right in all that is asked for.
+#: Functions of fwlab that pass a check.
 FWLAB = ["delta_layer", "dpfp", "sum_normalize", "make_batch", "fast_weight_layer"]
 FWLAB += ["mended_layer", "recomputing_backward", "conv_bias", "aft_layer"]
 FWLAB += ["stream_mean", "feedback_attention"]
@@ -244,7 +244,7 @@ def answered(name, code):
     """Return the function of an answer."""
     names = ", ".join(inspect.signature(EXERCISES[name].reference).parameters)
     code = textwrap.dedent(f"    {code}").replace("*inputs", names)
-    with contextlib.suppress(SyntaxError):  # it is a body already
+    with contextlib.suppress(SyntaxError):  # the answer is the body of a function
         code = f"return {ast.unparse(ast.parse(f'({code})', mode='eval'))}"
     known = globals() | {n: each.reference for n, each in EXERCISES.items()}
     exec(f"def answer({names}):\n{textwrap.indent(code, '    ')}", known)

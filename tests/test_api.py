@@ -1,7 +1,7 @@
-"""The API reference shows every public name with its arguments.
+"""Test that the API reference shows every public name with its arguments.
 
-Public is what a module with a page lists in `__all__`, or defines under a
-name without underscore where it has none; of a class, its methods.
+Public names are those in the `__all__` of a module with a page, or without `__all__`
+those without underscore; of a class, its methods.
 """
 
 import ast
@@ -23,7 +23,7 @@ from torch import nn
 
 from fwlab import ops
 
-#: Each has the page of its last name.
+#: Modules with a page of the same name.
 MODULES = [
     "fwlab.ops",
     "fwlab.feature_maps",
@@ -35,15 +35,15 @@ MODULES = [
     "fwlab.exercises",
     "fwlab.plots",
 ]
-#: Has no page: what it lists is on the page of another.
+#: A module without a page: its names are on the page of another module.
 TOP = "fwlab"
 
 
 class Public(NamedTuple):
-    """One public name.
+    """Describe one public name.
 
     - `name`: in full, as a caller writes it.
-    - `value`: what it stands for; a property is its function.
+    - `value`: the object of that name; for a property, its function.
     - `owner`: its class, for a method.
     """
 
@@ -65,7 +65,7 @@ def names_of(module: str) -> list[str]:
 
 
 def defined(module: Any) -> dict[str, str]:
-    """List what a module defines, each with the line above and the text below."""
+    """List the names that a module defines, with the line above and the text below."""
     source = inspect.getsource(module)
     found, lines = {}, source.splitlines()
     for node, after in itertools.pairwise([*ast.parse(source).body, ast.Pass()]):
@@ -81,8 +81,8 @@ def defined(module: Any) -> dict[str, str]:
 def methods(name: str, cls: type) -> Iterator[Public]:
     """List public methods and properties that fwlab defines for a class.
 
-    A hook whose contract is torch's own, such as `extra_repr`, is not one;
-    `forward` is: only the class can say what it takes.
+    A hook that PyTorch specifies, such as `extra_repr`, is left out;
+    `forward` is not, because only the class knows its arguments.
     """
     seen: set[str] = set()
     for base in cls.__mro__:
@@ -114,7 +114,7 @@ CONSTANTS = [p for p in ALL if p not in CALLED]
 
 
 def doc_of(p: Public) -> str:
-    """Return its docstring, or that of the method that it overrides."""
+    """Return the docstring of a name, or that of the method that it overrides."""
     if p.owner is None:
         return inspect.cleandoc(p.value.__doc__ or "")
     for base in p.owner.__mro__:
@@ -133,7 +133,7 @@ def parameters(p: Public) -> list[str]:
         if hasattr(value, "_fields"):
             return list(value._fields)
         own = inspect.isfunction(value.__init__)
-        # Torch's and Python's own, as that of an exception, say it there.
+        # PyTorch and Python document their own, such as that of an exception.
         if not own or not value.__init__.__module__.startswith("fwlab"):
             return []
         value = value.__init__
@@ -146,7 +146,7 @@ ELSEWHERE = re.compile(r"\bas (?:in|for) (?:`([\w.]+)`|(the class)\b)")
 
 
 def documented(p: Public) -> set[str]:
-    """List the names in a docstring, and at the places to which it sends the reader."""
+    """List the names in a docstring, and in the docstrings that it refers to."""
     doc = doc_of(p)
     names = {span.lstrip("*") for span in SPAN.findall(doc)}
     if dataclasses.is_dataclass(p.value):
@@ -158,10 +158,10 @@ def documented(p: Public) -> set[str]:
 
 
 def referred(p: Public, place: re.Match) -> list[Public]:
-    """Find what "as in `x`" means.
+    """Return the objects that "as in `x`" refers to.
 
-    It is a method beside this one, a function of the same module, a public name, or
-    all functions of a module.
+    It can be a method of the same class, a function of the same module, a public name,
+    or all functions of a module.
     """
     target, above = place[1], p.name.rpartition(".")[0]
     if place[2]:
@@ -179,7 +179,7 @@ def referred(p: Public, place: re.Match) -> list[Public]:
 
 
 def described_fields(cls: type) -> set[str]:
-    """List fields that are followed by a string of their own."""
+    """List fields that are followed by a docstring."""
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body
     return {
         node.target.id
@@ -204,7 +204,7 @@ def test_every_parameter_is_documented():
 def says_what_is_returned(p: Public) -> bool:
     annotation = inspect.signature(p.value).return_annotation
     if p.owner and isinstance(inspect.getattr_static(p.owner, p.last), property):
-        return annotation is not inspect.Signature.empty  # its docstring says it
+        return annotation is not inspect.Signature.empty  # the docstring says it
     if annotation is inspect.Signature.empty:
         return False
     return annotation is None or bool(re.search(r"\bReturns\b", doc_of(p)))
@@ -217,7 +217,7 @@ def test_what_is_returned_is_documented():
 
 
 def raised(p: Public) -> set[str]:
-    """List the errors that a function raises, or a class when it is made."""
+    """List the errors that a function or a constructor raises."""
     value = p.value
     if inspect.isclass(value):
         checks = "__post_init__" if dataclasses.is_dataclass(value) else "__init__"
@@ -257,7 +257,7 @@ def test_every_constant_is_described():
 
 
 def test_formulas_do_not_look_like_html():
-    """`<` before a letter opens a tag, which ends the formula."""
+    """No formula has `<` before a letter, where HTML would begin a tag."""
     formulas = [f for p in CALLED for f in re.findall(r"\$[^$]+\$", doc_of(p))]
     tags = [f for f in formulas if re.search("<[a-zA-Z/!]", f)]
     assert not tags, tags
@@ -280,13 +280,13 @@ def run_example(name: str, value: Any, names: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", [n for n in ops.__all__ if n[0].islower()])
 def test_examples_run(name):
-    """Every function has one, and it says what happens."""
+    """Every operation has an example, whose output is as shown."""
     run_example(name, getattr(ops, name), {"ops": ops})
 
 
 @pytest.mark.parametrize("module", MODULES[1:5])
 def test_examples_of_a_module_run(module):
-    """Every function has one, and every class that a caller makes objects of."""
+    """Every function and every class with a constructor has an example that runs."""
     loaded = importlib.import_module(module)
     names = {name: getattr(loaded, name) for name in names_of(module)}
     for name, value in names.items():

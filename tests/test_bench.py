@@ -1,4 +1,4 @@
-"""The benchmarks: what they compute is compared, times are not."""
+"""Test that benchmarks compute the right results; times are not tested."""
 
 import json
 import sys
@@ -19,13 +19,13 @@ TINY = {"batch": 2, "time": 20, "width": 16, "heads": 2, "window": 4, "layers": 
 
 
 def call_once(call):
-    """Call, and measure nothing."""
+    """Call a function once, without a measurement."""
     call()
     return None, None
 
 
 def test_the_command_prints_every_row_and_writes_all(tmp_path, monkeypatch, capsys):
-    """One small case, two mixers, one position; all columns are straight."""
+    """The command prints aligned rows of all measurements and writes all to a file."""
     monkeypatch.setattr(measure, "TURN", 0.0)
     monkeypatch.setattr(operations, "ROUNDS", 1)
     monkeypatch.setattr(operations, "STEPS", 1)
@@ -44,7 +44,7 @@ def test_the_command_prints_every_row_and_writes_all(tmp_path, monkeypatch, caps
     assert [row["side"] for row in result["rows"]] == ["naive", "efficient"]
     assert all(r["peak_mib"] > 0 and r["error"] < 1e-5 for r in result["rows"])
     softmax, added = result["mixers"]
-    # The rules of chunks need more operators than PyTorch's one.
+    # Chunked rules use more operators than PyTorch's attention, which is one.
     assert 100 < softmax["operators"] < added["operators"]
     assert added["parameters"] == pytest.approx(softmax["parameters"], rel=0.02)
     rows = {row["layer"]: len(row["microseconds"]) for row in result["decoding"]}
@@ -55,7 +55,7 @@ def test_the_command_prints_every_row_and_writes_all(tmp_path, monkeypatch, caps
 
 
 def test_models_of_all_mixers_are_equally_large():
-    """Within 2 %, not counting position tables."""
+    """Models of all mixers have the same size within 2 %, without position tables."""
     with torch.device("meta"):
         sizes = {name: operations.new_model(name).num_parameters() for name in MIXERS}
     wanted = dict.fromkeys(MIXERS, sizes["softmax"])
@@ -64,7 +64,7 @@ def test_models_of_all_mixers_are_equally_large():
 
 @pytest.mark.parametrize("name", OPS)
 def test_forms_and_pieces_compute_the_same(name, monkeypatch):
-    """The error of a piece is that of the whole: small, and above 0."""
+    """The errors of all forms and pieces are small, and above 0."""
     monkeypatch.setattr(torch, "bfloat16", torch.float32)
     monkeypatch.setattr(torch, "float16", torch.float32)
     row = kernels.measure_row(OPS[name], TINY, "efficient", "cpu", call_once)
@@ -76,7 +76,7 @@ def test_forms_and_pieces_compute_the_same(name, monkeypatch):
 @pytest.mark.parametrize("name", ["delta_rule", "aft_conv", "feedback"])
 @pytest.mark.parametrize("at", [0, 1, -1])
 def test_what_is_wrong_shows(name, at, monkeypatch):
-    """In the output, in a gradient, and where a result is not a number."""
+    """A wrong output or gradient, and a number that is not finite, are reported."""
 
     def once(side, given):
         found = operations.once(side, given)
@@ -91,7 +91,7 @@ def test_what_is_wrong_shows(name, at, monkeypatch):
 
 
 def test_limits_are_no_failures(monkeypatch):
-    """What a kernel refuses by design is neither right nor wrong."""
+    """A case that a kernel refuses by design is neither right nor wrong."""
 
     def refuse(*_):
         raise Refused("too wide")
@@ -118,12 +118,12 @@ def test_verdict():
     failed = row_of(case="b", error=None, ms=None, reason="out of memory")
     says = "wrong in 1 of 2 cases: b: out of memory"
     assert kernels.verdict([*good, failed]) == (False, says)
-    # What others do wrong is not ours.
+    # Errors of other libraries are not errors of fwlab.
     assert kernels.verdict([row_of(), row_of("fla", error=1.0)])[0]
 
 
 def test_a_run_on_a_gpu_is_written_row_by_row_and_goes_on(tmp_path, monkeypatch):
-    """What a run with the same versions has measured is not measured again."""
+    """A run that was interrupted continues with the rows that are missing."""
     about = {"name": "x", "slug": "x", "capability": (9, 0)}
     monkeypatch.setattr(kernels, "about_card", lambda: about)
     monkeypatch.setattr(kernels._triton, "why_not", lambda minimum: None)
@@ -150,7 +150,7 @@ def test_a_run_on_a_gpu_is_written_row_by_row_and_goes_on(tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("says", ["there is no GPU", "set this"])
 def test_refusal(tmp_path, monkeypatch, capsys, says):
-    """Exit code 2, one sentence, nothing written."""
+    """A refusal has exit code 2 and one sentence, and writes no file."""
     monkeypatch.chdir(tmp_path)
     if says == "set this":
         monkeypatch.setattr(kernels._triton, "why_not", lambda minimum: says)

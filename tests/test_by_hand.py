@@ -1,7 +1,7 @@
-"""Numbers worked out on paper, in fractions, for every operation and feature map.
+"""Compare every operation and feature map with numbers computed by hand, in fractions.
 
-The fuzzer compares all forms with loops that people wrote who know fwlab, and would not
-see a slip that both share. No number here was computed by a program.
+The fuzzer compares all forms with loops by people who know fwlab, and would not find
+an error in both. No number here was computed by a program.
 """
 
 import math
@@ -31,8 +31,8 @@ def forms(op: str) -> list[str]:
 FORMS = ("naive", "chunked", "efficient")
 both = pytest.mark.parametrize("implementation", ["naive", "efficient"])
 
-#: One step from W = (1, 2), and z = (2, 1) with a normaliser, read with (1, 1): the
-#: arguments after q, W after the step, and what is read.
+#: One step from W = (1, 2), and z = (2, 1) with a normaliser, queried with (1, 1): the
+#: arguments after q, W after the step, and the output.
 STEPS = {
     # (1, 2) is halved in channel 1, quartered in 2; 2 * (1, 2) is added (Eqs. 17, 25).
     "sum": (
@@ -42,7 +42,7 @@ STEPS = {
     ),
     # (4, 2) over z = (3, 1) (Eqs. 18, 19).
     "sum normalized": ({"k": (1, 0), "v": [3]}, (4, 2), 3 / 2),
-    # Half of (1, 2), and half of 4 (1, 1); z = (3/2, 1) (Eq. 52).
+    # Half of (1, 2), plus half of 4 (1, 1); z = (3/2, 1) (Eq. 52).
     "gated": ({"k": (1, 1), "v": [4], "beta": 1 / 2}, (2.5, 3), 5.5),
     "gated normalized": ({"k": (1, 1), "v": [4], "beta": 1 / 2}, (2.5, 3), 11 / 5),
     # 3 is retrieved; half of 7 - 3 is written (Eqs. 20, 24).
@@ -112,7 +112,7 @@ def test_one_step_by_hand(rule, implementation):
     given, after, read = STEPS[rule]
 
     def shaped(x):
-        """Shape to `[1, 1, steps?, 1, width?]`: gates per head have no width."""
+        """Reshape to `[1, 1, steps?, 1, width?]`; gates per head have no width."""
         x = double(x)
         several = rule == "delta_product" and x.dim()
         return x[None, None, :, None] if several else x[None, None, None]
@@ -139,7 +139,7 @@ def test_one_step_by_hand(rule, implementation):
 
 @pytest.mark.parametrize("implementation", FORMS)
 def test_appendix_a(implementation):
-    """Removing and writing (Eq. 23), and what enters and leaves each column (Eq. 51)."""
+    """A delta step removes and writes (Eq. 23), and mixes columns as in Eq. 51."""
     k, W = double([3, 0, 1]) / 4, double([[1, 2, 3], [-1, 0, 2]])
     v, beta = double([2, -3]), 0.25
     v_bar = W @ k
@@ -163,7 +163,7 @@ def test_appendix_a(implementation):
 @pytest.mark.parametrize("op", ["gated_rule", "delta_rule"])
 @pytest.mark.parametrize("implementation", FORMS)
 def test_appendix_b(op, implementation):
-    """An unrelated key keeps all under the delta rule, 1 - beta under the gated one."""
+    """The delta rule keeps the value of an orthogonal key, the gated rule 1 - beta."""
     keys = double([[1, 0, 0], [0, 1, 0]])
     v1, v2, v3 = double([[1, 2, 3], [4, 5, 6], [8, 5, 2]])
     W = torch.outer(v1, keys[0]) + torch.outer(v2, keys[1])
@@ -181,7 +181,7 @@ def test_appendix_b(op, implementation):
 
 @both
 def test_fwp(implementation):
-    """tanh is the default: W = tanh(W + 1), step by step (Eqs. 2, 3)."""
+    """The default activation is tanh: W = tanh(W + 1) at each step (Eqs. 2, 3)."""
     one = torch.ones(1, 3, 1, 1, dtype=torch.float64)
     w, wanted = 0.0, []
     for _ in range(3):
@@ -194,7 +194,7 @@ def test_fwp(implementation):
 
 @both
 def test_softmax_attention(implementation):
-    """Keys that count 1, 3 and 4 times (Eq. 7), of values 8, 4 and -2."""
+    """Keys with weights 1, 3 and 4 (Eq. 7) give the weighted mean of 8, 4 and -2."""
     q, k = torch.zeros(2, 1, 3, 1, 4, dtype=torch.float64)
     q[..., 0], k[0, :, 0, 0] = 2, double([1, 3, 4]).log()  # over the root of 4
     v = double([8, 4, -2]).view(1, 3, 1, 1)
@@ -203,7 +203,7 @@ def test_softmax_attention(implementation):
 
 
 def test_feedback_attention():
-    """Two memories, 2 and 1 steps back, and their waves (Eqs. f3 to f5)."""
+    """Two memories are weighted by keys and relative positions (Eqs. f3 to f5)."""
     q = double([[1, 0, 2, -1]])[None]
     k = double([[[1, 1, 0, 0]], [[0, 0, 1, 3]]])[None]
     v = double([[[1, 2, 3, 4]], [[5, 6, 7, 8]]])[None]
@@ -223,9 +223,9 @@ def test_feedback_attention():
 
 @both
 def test_feedback(implementation):
-    """Run one layer of width 2 for two steps (Eqs. f1, f2, f6, f7).
+    """One layer of width 2 runs for two steps (Eqs. f1, f2, f6, f7).
 
-    The only memory of the second step has weight 1, whatever its key.
+    The second step attends to one memory, which has weight 1 for any key.
     """
     one = torch.ones(1, 2, 2, dtype=torch.float64)
     weights = ops.FeedbackWeights(
@@ -259,9 +259,9 @@ def test_feedback(implementation):
 
 # --- AFT ---------------------------------------------------------------
 #
-# A key of log n counts n times, so every mean is a fraction. Three steps count 1, 2 and
-# 3 times, with values 6, 12 and 30; they pass one half, one half and three quarters of
-# their means, for the sigmoid of log n is n / (n + 1).
+# A key of log n has weight n, so every mean is a fraction. Three steps have weights 1,
+# 2 and 3, and values 6, 12 and 30; their gates are one half, one half and three
+# quarters, since the sigmoid of log n is n / (n + 1).
 
 Q, K = double([0, 0, log(3)]).view(1, 3, 1), double([1, 2, 3]).log().view(1, 3, 1)
 V = double([6, 12, 30]).view(1, 3, 1)
@@ -274,7 +274,7 @@ def test_aft_simple(implementation):
     y, state = ops.aft_simple(Q, K, V, return_state=True, **how)
     same(y.flatten(), [3, 5, 15])
     same(torch.cat(state).flatten(), [log(6), 20])
-    # Without the middle step: 6; -; (6 + 90) / 4 = 24. All of them: 24.
+    # Without the middle step: 6; -; (6 + 90) / 4 = 24. Not causal: 24.
     keep = torch.tensor([[True, False, True]])
     same(ops.aft_simple(Q, K, V, key_mask=keep, **how).flatten(), [3, 0, 18])
     y = ops.aft_simple(Q, K, V, key_mask=keep, causal=False, **how)
@@ -283,7 +283,7 @@ def test_aft_simple(implementation):
 
 @both
 def test_aft_full(implementation):
-    # What a pair counts: the key times the entry of its row. Row 1: 2 and 6,
+    # Weights of pairs: the key times the entry of its row. Row 1: 2 and 6,
     # (12 + 72) / 8 = 21/2. Row 2: 6, 12 and 6, (36 + 144 + 180) / 24 = 15.
     how, bias = (
         {"implementation": implementation},
@@ -297,17 +297,17 @@ def test_aft_full(implementation):
 
 @both
 def test_aft_local_and_conv(implementation):
-    # The step itself counts twice, the one before it 3 times, older ones once. Row 1: 3
+    # The step itself has weight 2, the previous one 3, older ones 1. Row 1: 3
     # and 4, (18 + 48) / 7. Row 2: 1, 6 and 6, (6 + 72 + 180) / 13 = 258/13.
     how, band = {"implementation": implementation}, double([[2, 3]] * 3).log()
     y, state = ops.aft_local(Q, K, V, band, return_state=True, **how)
     same(y.flatten(), [3, 33 / 7, 387 / 26])
     # Older than the next window: steps 0 and 1, with mean 10.
     same(torch.cat([state.log_sum, state.mean]).flatten(), [log(3), 10])
-    # Not causal, the next one counts 5 times: (12 + 120 + 90) / 15, 516 / 22.
+    # Not causal, the next step has weight 5: (12 + 120 + 90) / 15, 516 / 22.
     y = ops.aft_local(Q, K, V, double([[2, 3, 5]] * 3).log(), causal=False, **how)
     same(y.flatten(), [37 / 5, 129 / 11, 387 / 26])
-    # A second head of doubled values: itself once, the one before 4 times: 12;
+    # A second head of doubled values: the step has weight 1, the previous one 4: 12;
     # (48 + 48) / 6; 1, 8 and 3, (12 + 192 + 180) / 12.
     q, k, v = (torch.stack(x, 2) for x in ((Q, Q), (K, K), (V, 2 * V)))
     y = ops.aft_conv(q, k, v, double([[2, 3], [1, 4]]).log(), **how)
@@ -316,11 +316,11 @@ def test_aft_local_and_conv(implementation):
 
 @both
 def test_aft_image(implementation):
-    """Three by three pixels with keys of 0 and values 1 to 9."""
+    """Three by three pixels with keys of 0 and values 1 to 9 have known outputs."""
     zeros = torch.zeros(1, 3, 3, 1, 1, dtype=torch.float64)
     v = torch.arange(1, 10).double().view(1, 3, 3, 1, 1)
-    # Twice what is left of a pixel, 3 times what is below it, 4 times what is
-    # above and right of it; 5 times the pixel itself.
+    # Weight 2 for the pixel to the left, 3 for the pixel below, 4 for the pixel
+    # above and to the right; 5 for the pixel itself.
     kernel = double([[[1, 1, 4], [2, 5, 1], [1, 3, 1]]]).log()
     y = ops.aft_conv2d(zeros, zeros, v, kernel, implementation=implementation)
     # The sum of all values is 45, of all weights 9. Pixel 5, in the middle: 45 + 4 * 5
@@ -334,7 +334,7 @@ def test_aft_image(implementation):
 
 
 def test_normalize():
-    """Also in two rows at once, and with a sum below 0 (Eq. 29)."""
+    """Normalisations divide each row by its sum or norm (Eq. 29), also below 0."""
     x = double([[1, 3, 0], [-5, 1, 0], [0, 0, 0], [1, -1, 0]])
     wanted = [[1 / 4, 3 / 4, 0], [5 / 4, -1 / 4, 0], [0, 0, 0], [0, 0, 0]]
     same(sum_normalize(x), double(wanted))
@@ -343,7 +343,7 @@ def test_normalize():
 
 
 def test_dpfp():
-    """Eq. 37. r is (1, 2, 0, 0, 0, 3), then (0, 0, 3, 1, 2, 0)."""
+    """DPFP is right (Eq. 37). r is (1, 2, 0, 0, 0, 3), then (0, 0, 3, 1, 2, 0)."""
     x = double([[1, 2, -3], [-1, -2, 3]])
     one = double([[2, 0, 0, 0, 0, 3], [0, 0, 3, 2, 0, 0]])
     two = double([[0, 0, 0, 0, 0, 6], [0, 0, 6, 0, 0, 0]])

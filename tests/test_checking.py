@@ -1,4 +1,4 @@
-"""What `check`, `show` and `hint` do with any function that somebody writes."""
+"""Test `check`, `show` and `hint` on any function that somebody writes."""
 
 import contextlib
 import functools
@@ -51,7 +51,7 @@ def two_mistakes(W, k, v, beta):
 
 
 def close(W, k, v, beta):
-    """Remove half of what is asked, which is no misconception."""
+    """Remove half of the retrieved value, which is no misconception."""
     old = held(W, k) / 2
     return W + outer(beta[..., None] * (v - old), k)
 
@@ -76,7 +76,7 @@ no_gradient = torch.no_grad()(EXERCISES["delta_step"].reference)
         ),
         ("cheap_mask", lambda steps: torch.ones(steps, steps), "bool, got float32", ""),
         ("write", lambda W, k, v: (W + outer(v, k)) * (1 + 1e-7), "✗", "float32"),
-        # The smallest numbers on which a mistake without a name shows.
+        # The smallest numbers that show a mistake without a name.
         (
             *("delta_step", close),
             "With W = 1, k = 0.5, v = 0, beta = 0.5 yours is 0.9375; right is 0.875. "
@@ -84,25 +84,25 @@ no_gradient = torch.no_grad()(EXERCISES["delta_step"].reference)
             "sum rule",
         ),
         ("delta_step", lambda W, k, v, beta: W + outer(v, k), "✗", "yours is"),
-        # The numbers are right, and something else is not.
+        # The numbers are right, but another property fails.
         ("delta_step", no_gradient, "✗", "yours is"),
         ("chunked_sum", lambda q, k, v, n: (q @ k.mT).tril() @ v, "✗", "yours is"),
-        # Nothing to calculate by head.
+        # There is nothing to compute by hand.
         ("ablate", lambda m, tokens, loss: torch.zeros(len(m.blocks)), "✗", "yours is"),
-        # Only the weights of attention count, so no part of the result is blamed.
+        # Only the weights of attention are compared, so no part of the result is named.
         (
             *("favor", lambda q, k, R: (3 * favor(q, k, R)[0], favor(q, k, R)[1] ** 2)),
             *("numbers differ", "yours is"),
         ),
-        # A line that is right under another name is not blamed.
+        # A right line with another variable name is not reported.
         ("gradient_step", gradient_step_too_far, "yours is", "There error"),
-        # A misconception that raises elsewhere; two that are named one by one.
+        # A misconception that raises in another case; two mistakes, named one by one.
         (
             *("delta_step", delta_step_of_one_memory),
             *("the sum rule: what the key held is not removed", ""),
         ),
         ("delta_step", two_mistakes, "multiplies by beta twice", ""),
-        # S = 4 makes one number of it, which is that of a misconception.
+        # With S = 4, the mistake gives the number of a misconception.
         ("predict_error", lambda S, d: (S - 1) // d, "✗", "what the best keys lose"),
     ],
 )
@@ -175,7 +175,7 @@ def test_an_endless_loop_is_stopped(monkeypatch):
     for thread in set(threading.enumerate()) - before:
         thread.join(LONG)
         assert not thread.is_alive()
-    # A call that Python cannot interrupt is left alone.
+    # A call that Python cannot interrupt is left running.
     released = threading.Event()
     assert not verdict(lambda *_: released.wait(LONG), "write")[0]
     (left,) = set(threading.enumerate()) - before
@@ -184,7 +184,7 @@ def test_an_endless_loop_is_stopped(monkeypatch):
 
 
 def test_no_thread_lives_when_check_returns(monkeypatch):
-    """Python would abort at the end of a script."""
+    """When `check` returns, no thread is alive, since Python would abort at exit."""
 
     class Slow(threading.Thread):
         def run(self):
@@ -202,7 +202,7 @@ def test_work_is_counted_without_the_compiler():
     with Work() as work:
         torch.ones(2, 3) @ torch.ones(3, 4)
     assert (work.operators, work.products, work.largest) == (3, 42, 12)
-    # PyTorch would wrap it in a function that loads the compiler: a second or more.
+    # PyTorch would wrap the method in one that loads the compiler in over a second.
     assert Work.__torch_dispatch__.__code__.co_filename == properties.__file__
 
 
@@ -233,7 +233,7 @@ def test_show(capsys):
         figure = show(exercise.reference, name)
         titles = {ax.get_title() for ax in figure.axes}
         assert titles == {"yours", "target", "difference"}
-    for name in ("write", "favor"):  # all of the result counts, or a part of it
+    for name in ("write", "favor"):  # the complete result or a part of it counts
         assert show(lambda *inputs: None, name) is None
         assert show(lambda *inputs: torch.zeros(7, 7), name) is None
         assert show(lambda *inputs: 1 / 0, name) is None
@@ -327,7 +327,7 @@ NOISY = ["mean_of", "stream_mean", "mended_kernel", "favor", "delta_step"]
 
 @pytest.mark.parametrize("name", NOISY)
 def test_noise_has_no_name(name):
-    """Not even that of a misconception that returns NaN."""
+    """Random mistakes get no name, not even of a misconception that returns NaN."""
     right = EXERCISES[name].reference
 
     def noisy(*given):
@@ -341,7 +341,7 @@ def test_noise_has_no_name(name):
 
 
 def test_no_line_is_lost_to_recognition(monkeypatch):
-    """While a mistake gets its name, what an answer prints is not shown."""
+    """Output that is printed while `check` looks for a misconception is not lost."""
 
     def recognise(*_):
         time.sleep(0.5)

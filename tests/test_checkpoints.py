@@ -1,9 +1,9 @@
-"""Published checkpoints: `models.load` gives the model that wrote them.
+"""Test that `models.load` gives the model of a published checkpoint.
 
-Those of transformers are tiny random models, saved by it. They compute parts in
-float32; for float64 the module's own source is run once more, with float64 in the
-place of float32. Those of flash-linear-attention are compared with plain functions of
-their tensors.
+Models of transformers are tiny and random, and saved by transformers. They compute
+parts in float32; for float64 the module's own source is executed once more, with
+float64 in place of float32. Models of flash-linear-attention are compared with plain
+functions of their tensors.
 """
 
 import inspect
@@ -27,7 +27,7 @@ from fwlab.feature_maps import Identity
 from fwlab.layers import FastWeightAttention
 from fwlab.models import LanguageModel, families, load
 
-#: What loads, and two forms of it.
+#: Models that load, and two forms of each model.
 CASES = ("qwen3_5", "qwen3_5-sees", "olmo_hybrid", "olmo_hybrid-bare")
 SHARDED = {"qwen3_5-sees", "olmo_hybrid"}
 cases = pytest.mark.parametrize("case", CASES)
@@ -35,7 +35,7 @@ cases = pytest.mark.parametrize("case", CASES)
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Make their model of a case with random weights, and save it in a folder."""
+    """Make a random model of transformers for a case, and save it in a folder."""
 
     @cache
     def make(case):
@@ -55,7 +55,7 @@ def prompt(batch=2, time=23):
 
 
 def in_double(module):
-    """Load a module of transformers with float64 in the place of float32."""
+    """Load a module of transformers with float64 in place of float32."""
     source = inspect.getsource(module).replace(".float()", ".double()")
     source = source.replace("torch.float32", "torch.float64")
     source = source.replace("torch.float)", "torch.float64)")
@@ -77,7 +77,7 @@ def test_logits(made, case):
 
 @pytest.mark.parametrize("case", sorted({*CASES} - {"qwen3_5-sees"}))
 def test_logits_and_all_gradients_in_double(made, case, tmp_path):
-    """Gradients of theirs are saved, and loaded, as weights are."""
+    """In float64, logits and the gradients of all weights are those of transformers."""
     (single, folder), dtype = made(case), torch.float64
     twin = in_double(sys.modules[type(single).__module__])
     theirs = getattr(twin, type(single).__name__)(single.config).double().eval()
@@ -97,13 +97,13 @@ def test_logits_and_all_gradients_in_double(made, case, tmp_path):
     theirs.save_pretrained(tmp_path, state_dict=gradients)
     wanted = dict(load(tmp_path, dtype).named_parameters())
     for name, weight in ours.named_parameters():
-        # Norms that multiply by 1 + weight have that 1 in the place of their gradient.
+        # Norms that multiply by 1 + weight have that 1 in place of their gradient.
         one = int("qwen" in case and "norm" in name and "out_norm" not in name)
         assert error(weight.grad, wanted[name] - one) < 1e-9, name
 
 
 def test_the_layer_of_kimi_linear():
-    """Its output and all gradients, of the weights that the page of layers names."""
+    """The layer has the output and all gradients of Kimi Linear's, with its weights."""
     from transformers.models.kimi_linear import KimiLinearConfig, modeling_kimi_linear
 
     sizes = {"hidden_size": 32, "linear_num_heads": 2, "linear_head_dim": 8}
@@ -151,12 +151,12 @@ def test_the_layer_of_kimi_linear():
 @cases
 @torch.no_grad()
 def test_greedy_text(made, case):
-    """At once, after a prompt in pieces, and beside a longer prompt."""
+    """Greedy text is that of transformers: at once, in pieces, in a padded batch."""
     theirs, folder = made(case)
     ours, text = load(folder), prompt(1)
     wanted = theirs.generate(text, max_new_tokens=64, do_sample=False)
     assert torch.equal(ours.generate(text, 64, temperature=0), wanted)
-    assert len(set(wanted[0, 23:].tolist())) > 3  # no trivial loop
+    assert len(set(wanted[0, 23:].tolist())) > 3  # the text is no trivial loop
 
     _, state = ours.prefill(text[:, :5])
     logits, state = ours.prefill(text[:, 5:], state, last=True)
@@ -173,7 +173,7 @@ def test_greedy_text(made, case):
 
 
 def fla_weights(config):
-    """Draw tensors by the names of flash-linear-attention."""
+    """Draw tensors with the names of flash-linear-attention."""
     generator = torch.Generator().manual_seed(0)
     width, heads, weights = config["hidden_size"], config["num_heads"], {}
 
@@ -207,7 +207,7 @@ def fla_weights(config):
             add(f"{at}attn.a_proj.weight", heads, width)
             add(f"{at}attn.A_log", heads)
             add(f"{at}attn.dt_bias", heads)
-            add(f"{at}attn.D", heads)  # theirs had it once, and did not use it
+            add(f"{at}attn.D", heads)  # in old checkpoints, never used
     add("model.norm.weight", width, mean=1)
     add("lm_head.weight", VOCABULARY, width)
     return weights
@@ -218,7 +218,7 @@ def rms(x, weight, eps):
 
 
 def fla_logits(w, config, tokens):
-    """Their model, in plain functions."""
+    """Compute logits of a flash-linear-attention model, in plain functions."""
     eps, x = config["norm_eps"], w["model.embeddings.weight"][tokens]
     for i in range(config["num_hidden_layers"]):
         layer = {
@@ -257,7 +257,7 @@ def fla_rule(w, config, x):
 
 
 def fla_attention(w, config, x):
-    """Attend with grouped queries, and turn all channels of a head."""
+    """Attend with grouped queries and RoPE on all channels of a head."""
     heads, time = config["attn"]["num_heads"], x.shape[1]
     width = x.shape[-1] // heads
     q, k, v = (
@@ -306,7 +306,7 @@ def saved(folder, config, weights):
 @pytest.mark.parametrize("case", FLA_CASES)
 @torch.no_grad()
 def test_models_of_flash_linear_attention(tmp_path, case):
-    """Logits; and what is said greedily is what theirs finds most likely."""
+    """Logits are those of flash-linear-attention, and so is every greedy token."""
     config = FLA_CASES[case]
     weights = fla_weights(config)
     ours = load(saved(tmp_path, config, weights), torch.float64)
@@ -324,7 +324,7 @@ def test_models_of_flash_linear_attention(tmp_path, case):
 
 
 def test_weights_stay_in_the_file(made):
-    """Three matrices of one tensor are views of it, not copies."""
+    """Weights are views of the file: three matrices of one tensor share its memory."""
     _, folder = made("qwen3_5")
     mixer = load(folder).blocks[0].mixer
     first = mixer.to_q.weight.untyped_storage().data_ptr()
@@ -334,7 +334,7 @@ def test_weights_stay_in_the_file(made):
 
 @torch.no_grad()
 def test_dtypes(made, tmp_path):
-    """That of the file, or another one."""
+    """A model has the dtype of its file, or another one on request."""
     theirs, folder = made("qwen3_5")
     half = load(folder, torch.bfloat16)
     assert {weight.dtype for weight in half.parameters()} == {torch.bfloat16}
@@ -355,7 +355,7 @@ NORM = "model.layers.0.input_layernorm.weight"
 
 
 def changed(**values):
-    """Return a change of config.json."""
+    """Return a function that changes config.json."""
 
     def change(folder):
         path = folder / "config.json"
@@ -369,7 +369,7 @@ def first_shard(folder):
 
 
 def norm_changed(change, name=NORM):
-    """Return a change of a tensor, or of its name."""
+    """Return a function that changes a tensor, or its name."""
 
     def apply(folder):
         for path in folder.glob("*.safetensors"):
@@ -388,7 +388,7 @@ def written(name, text):
     return lambda folder: (folder / name).write_text(text)
 
 
-#: Changes of a folder, and what is said of config.json, of a shard or of the index.
+#: Changes of a folder, and the error about config.json, a shard or the index.
 BAD = [
     (lambda folder: (folder / "config.json").unlink(), "config.json, got no such file"),
     (written("config.json", "{"), "config.json is damaged: no JSON"),
@@ -460,7 +460,7 @@ def test_generate(spoken):
     assert out.split() == [f"w{i}" for i in drawn]
     code, out, _ = fwlab(*command, "--dtype", "bfloat16", "--temperature", "0")
     assert code == 0 and len(out.split()) == 17
-    # A token that ends a text.
+    # The id of a token that ends a text.
     end = int(said[9][1:])
     (spoken / "generation_config.json").write_text(json.dumps({"eos_token_id": [end]}))
     code, out, _ = fwlab(*command, "--temperature", "0")
@@ -490,7 +490,7 @@ def test_generate_refuses(spoken):
 
 
 def test_the_page_says_what_loads():
-    """Families whose published models have experts do not; `hf.patch` takes them."""
+    """The page lists all families that load; families with experts use `hf.patch`."""
     from fwlab import hf
 
     page = (Path(__file__).parents[1] / "docs" / "published.md").read_text("utf-8")

@@ -1,6 +1,6 @@
-"""torch.compile, torch.export, tensors without data, and torch.func.
+"""Test torch.compile, torch.export, tensors without data, and torch.func.
 
-The fuzzer compiles calls of operations; here are their operators, layers and models.
+The fuzzer compiles calls of operations; this file has operators, layers and models.
 """
 
 import subprocess
@@ -20,7 +20,7 @@ from fwlab.models import LanguageModel
 from fwlab.models.language_model import MIXERS
 
 STREAMS = (*RULES, "fwp", *AFT[:-1], "feedback")
-#: Those of one of each kind of state.
+#: Mixers with one of each kind of state.
 SMALL = "batch=2 heads=2 key=4 value=3 window=3 activation=tanh state=1"
 SLOW_MODELS = set(MIXERS) - {"softmax", "delta", "aft-full", "feedback"}
 
@@ -31,15 +31,15 @@ def some(names, slow):
 
 
 def compiled(function, **options):
-    # What other tests have had compiled counts against a limit, above which
-    # nothing would be.
+    # Compilations of earlier tests count towards a limit, above which nothing
+    # is compiled.
     torch.compiler.reset()
     options = {"fullgraph": True} | options
     return torch.compile(function, backend="aot_eager", **options)
 
 
 class Calls(TorchDispatchMode):
-    """Records the calls of fwlab's operators."""
+    """Record the calls of fwlab's operators."""
 
     def __init__(self):
         super().__init__()
@@ -54,7 +54,7 @@ class Calls(TorchDispatchMode):
 @pytest.mark.parametrize("time", [1, 35])
 @pytest.mark.parametrize("op", [*STREAMS, "aft_conv2d"])
 def test_what_pytorch_is_told(op, time, monkeypatch):
-    """Schema and shapes, checked by PyTorch; and the numbers of an ordinary call."""
+    """Operators pass PyTorch's checks, and give the results of an eager call."""
     p = problem(f"op={op} time={min(time, 4 if op == 'aft_conv2d' else time)} {SMALL}")
     p.c["implementation"] = "auto"
     wanted = computed(p)
@@ -77,9 +77,9 @@ def test_what_pytorch_is_told(op, time, monkeypatch):
 
 
 def test_what_no_graph_can_describe():
-    """Break the graph where no graph can be, and nowhere else.
+    """The graph breaks only where no graph is possible.
 
-    That is at a function of your own, and at a size that depends on values.
+    This is at a user-defined function, and at a size that depends on values.
     """
     p = problem(f"op=fwp time=3 {SMALL}")
 
@@ -97,7 +97,7 @@ def test_what_no_graph_can_describe():
     got, wanted = compiled(masked, fullgraph=False)(**options), masked(**options)
     agree(parts(got), parts(wanted))
     assert torch.equal(got[1].mask, wanted[1].mask)
-    # Without a new state there is nothing unknown.
+    # Without a new state, no size is unknown.
     agree([compiled(masked)(state=got[1])], [masked(state=wanted[1])])
 
 
@@ -138,7 +138,7 @@ def model(mixer, max_len=16):
     return made, torch.randint(0, 11, (2, 9))
 
 
-#: Sizes of what is exported.
+#: Dynamic sizes of exported models.
 SIZES = {
     0: torch.export.Dim("batch", max=50),
     1: torch.export.Dim("time", min=2, max=60),
@@ -147,7 +147,7 @@ SIZES = {
 
 @pytest.mark.parametrize("mixer", some(MIXERS, SLOW_MODELS))
 def test_models_are_exported(mixer, tmp_path):
-    """For any batch, and any length but those that docs/api/ops.md names."""
+    """Exported models run for any batch size and all lengths in docs/api/ops.md."""
     made, tokens = model(mixer, max_len=61)
     shapes = [(1, 9), (7, 9), (4, 60), (2, 2)]
     sizes = SIZES
@@ -165,7 +165,7 @@ def test_models_are_exported(mixer, tmp_path):
 
 
 class Pieces(torch.nn.Module):
-    """A layer over a masked sequence, then in pieces."""
+    """Run a layer over a masked sequence, then in pieces."""
 
     def __init__(self, layer):
         super().__init__()
@@ -219,7 +219,7 @@ def test_a_step_of_a_layer_is_one_graph():
 
 
 def test_modules_may_be_loaded_again():
-    """As notebooks do: reloaded, and imported from the beginning."""
+    """A notebook may reload the modules, or import them from the beginning."""
     code = """
 import importlib, sys, torch, fwlab.ops
 x = torch.zeros(1, 2, 1, 3, device="meta")

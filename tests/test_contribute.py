@@ -1,4 +1,4 @@
-"""Anyone who follows docs/contribute.md adds a rule.
+"""Test that the steps of docs/contribute.md add a rule.
 
 The section "How to add a rule" is followed in a copy of the tree: its blocks are written
 into the files that they name, and its command is run.
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "docs" / "contribute.md").read_text("utf-8")
 SECTION = TEXT.partition("## How to add a rule\n")[2].partition("\n## ")[0]
 BLOCK = re.compile(r'^```(\w+) title="([^"]+)"\n(.*?)^```$', re.M | re.S)
-#: What a user does with the rule next.
+#: Calls of the new rule by a user.
 USE = """
 import torch
 from fwlab import layers, models, ops
@@ -35,7 +35,7 @@ with torch.no_grad():
 def changed(text: str, diff: str) -> str:
     """Apply the lines of a diff that begin with "+" to a text.
 
-    They come behind the line above them, which begins with a space and is in
+    Each is inserted after the line above it, which begins with a space and is in
     the text, in this order.
     """
     lines, place = text.splitlines(), 0

@@ -1,4 +1,4 @@
-"""Corpora: from a file, a server, and Python's standard library; and number words."""
+"""Test corpora from a file, a server and the standard library, and number words."""
 
 import codecs
 import contextlib
@@ -21,9 +21,9 @@ TEXT = b"To be, or not to be, that is the question.\n" * 40
 
 @contextlib.contextmanager
 def server(body, status=200):
-    """Start a web server on this machine that answers everything with `body`.
+    """Start a web server on this machine that returns `body` for every request.
 
-    Like that of WikiText, it answers no library by its own name.
+    Like the server of WikiText, it refuses the default user agent of a library.
     """
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -46,7 +46,7 @@ def server(body, status=200):
 
 @pytest.fixture
 def small(monkeypatch, tmp_path):
-    """Make a world where Shakespeare wrote 40 lines and the cache is empty."""
+    """Replace Shakespeare by 40 lines, and the cache by an empty folder."""
     pytest.importorskip("pooch")
     monkeypatch.delenv("FWLAB_DATA", raising=False)
     for name in ("NO_PROXY", "no_proxy"):
@@ -67,7 +67,7 @@ def test_download_is_kept(small):
         cache = small(url)
         assert corpus("shakespeare").encode() == TEXT
     assert [p.name for p in cache.iterdir()] == ["tiny.txt"]
-    assert corpus("shakespeare").encode() == TEXT  # the server is gone
+    assert corpus("shakespeare").encode() == TEXT  # the server is closed
     assert corpus().encode() == TEXT
 
 
@@ -92,7 +92,7 @@ def test_no_network(small, capsys):
 
 
 def test_wrong_text_is_not_replaced_silently(small):
-    """A server with the wrong file is an error, not a missing network."""
+    """A file with a wrong hash is an error, unlike a missing network."""
     with server(TEXT * 2) as url:
         small(url)
         refuses(corpus, "SHA-256", CorpusError)
@@ -117,7 +117,7 @@ def test_folder_wins(small, monkeypatch, tmp_path):
 
 
 def test_archive(small, monkeypatch, capsys):
-    """A text in a ZIP archive is unpacked, and checked like any other."""
+    """A text in a ZIP archive is unpacked and checked like any other text."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr("wikitext-2/wiki.train.tokens", TEXT)
@@ -133,7 +133,7 @@ def test_archive(small, monkeypatch, capsys):
         monkeypatch.setitem(CORPORA, "wikitext-2-train", source)
         assert corpus("wikitext-2-train").encode() == TEXT
     assert capsys.readouterr().err == f"fwlab: downloading {url}/some.zip\n"
-    assert corpus("wikitext-2-train").encode() == TEXT  # the server is gone
+    assert corpus("wikitext-2-train").encode() == TEXT  # the server is closed
     assert capsys.readouterr().err == ""
     (unpacked,) = (path for path in cache.rglob("*.tokens") if path.is_file())
     unpacked.write_bytes(TEXT[:-1])
@@ -180,7 +180,7 @@ def test_other_texts_are_cut(tmp_path, name):
 
 
 def test_folder(tmp_path, capsys):
-    """Its text files in the order of their paths, each a document."""
+    """The text files of a folder are documents, in the order of their paths."""
     for file, text in {
         "b.txt": "bé\n",
         "a/z.txt": "z" * 20,
@@ -232,7 +232,7 @@ def test_own_file(tmp_path):
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_ends_of_lines_and_byte_order_marks(tmp_path, end):
-    """Whatever an editor has written, cut anywhere."""
+    """Any line ends and byte order marks give the same text, wherever it is cut."""
     text = "first é\n\n\nsecond\nthird \ufeff\n\n"
     for name in "ab":
         data = text.replace("\n", end).encode("utf-8-sig")
@@ -261,7 +261,7 @@ def test_characters():
         assert same.alphabet == characters.alphabet
 
 
-#: Numbers in English / German.
+#: Numbers in English and German words.
 WORDS = """
 0 zero/null, 1 one/eins, 2 two/zwei, 7 seven/sieben, 10 ten/zehn, 11 eleven/elf,
 12 twelve/zwölf, 13 thirteen/dreizehn, 15 fifteen/fünfzehn, 16 sixteen/sechzehn,

@@ -1,4 +1,4 @@
-"""Words, documents, files of tokens, and rows that are packed with documents."""
+"""Test words, documents, files of tokens, and rows packed with documents."""
 
 import hashlib
 import random
@@ -18,7 +18,7 @@ from fwlab.data import (
     token_file,
 )
 
-#: As in WikiText: the third title has a section, and a formula in its text.
+#: As in WikiText: the third title has a section, and its text a formula.
 ARTICLES = [
     " \n = A long title = \n \n one two \n \n three \n \n",
     " = B = \n \n",
@@ -33,7 +33,7 @@ def test_words():
     assert tokens.dtype == torch.int64
     assert tokens.tolist() == [0, 3, 1, 1, 0, 2]
     assert words.decode(tokens) == "the cat\n\nthe <unk>"
-    assert words.encode(" the cat \n").tolist() == [0, 3, 1]  # no blank word
+    assert words.encode(" the cat \n").tolist() == [0, 3, 1]  # " " is not a word
     assert words.encode("").shape == (0,)
     assert words.decode(words.encode("")) == ""
     assert words.encode(words.start).tolist() == [1]
@@ -60,7 +60,7 @@ def test_words_survive(seed):
     text = "".join(draw.choices("ab \n\t\r\x85é", k=draw.randrange(31)))
     words = Words.of([text])
     tokens = words.encode(text)
-    assert (tokens != 1).all()  # nothing is unknown
+    assert (tokens != 1).all()  # no token is unknown
     assert words.encode(words.decode(tokens)).equal(tokens)
     assert tokens.eq(0).sum() == text.count("\n")
 
@@ -70,7 +70,7 @@ TEXT = Text.of_articles("".join(ARTICLES))
 
 @pytest.fixture(params=[1, 7, 1 << 20], ids="{} characters".format)
 def size(request, monkeypatch):
-    """Set the least number of characters of a piece."""
+    """Set the minimum number of characters of a piece."""
     monkeypatch.setattr("fwlab.data.texts.PIECE", request.param)
 
 
@@ -87,7 +87,7 @@ def test_documents_and_pieces(size):
 
 @pytest.mark.parametrize("before", [0, 1, 5, 17])
 def test_cut(before):
-    """Wherever the cut is, also inside a line."""
+    """A text may be cut anywhere, also within a line."""
     documents = ("é" * before, *ARTICLES)
     whole = "".join(documents)
     cut = int(0.9 * len(whole))
@@ -120,7 +120,7 @@ def test_token_file(size, tmp_path, monkeypatch):
     assert [p.name for p in path.parent.iterdir()] == ["words.tokens"]
     kept = token_file(TEXT, words, None)
     same(kept, tokens, borders)
-    # The second time, nothing is made, and the file is what is read.
+    # The second call reads the file.
     monkeypatch.setattr(Words, "encode", None)
     before = path.read_bytes()
     again = token_file(TEXT, words, str(path))
@@ -149,18 +149,18 @@ class Backwards(Words):
 
 
 def test_other_files_are_never_taken(tmp_path):
-    """Each differs from the previous one in one respect."""
+    """A token file of another text or vocabulary is never read."""
     path = tmp_path / "tokens"
     a, b = "a b\n", "b a\n"
     ab = Words(["<eos>", "a", "b"])
     for text, vocabulary, expected in [
         (Text((a,)), ab, ([1, 2, 0], [0, 3])),
-        (Text((b,)), ab, ([2, 1, 0], [0, 3])),  # a text
-        (Text((b,)), Words(["a", "<eos>", "b"]), ([2, 0, 1], [0, 3])),  # an order
+        (Text((b,)), ab, ([2, 1, 0], [0, 3])),  # text
+        (Text((b,)), Words(["a", "<eos>", "b"]), ([2, 0, 1], [0, 3])),  # order
         (Text((b + a,)), ab, ([2, 1, 0, 1, 2, 0], [0, 6])),
         (Text((b, a)), ab, ([2, 1, 0, 1, 2, 0], [0, 3, 6])),  # documents
         (Text(("a",)), Words(["<eos>", "a"]), ([1], [0, 1])),
-        (Text(("a",)), Backwards(["<eos>", "a"]), ([0], [0, 1])),  # a kind
+        (Text(("a",)), Backwards(["<eos>", "a"]), ([0], [0, 1])),  # kind
         (Text(("a",)), Words(["<eos>", "a"]), ([1], [0, 1])),
         (Text(("a",)), Characters("a"), ([0], [0, 1])),
     ]:
@@ -175,7 +175,7 @@ def test_truncated_file(tmp_path):
     tokens, borders = token_file(text, words, path)
     whole = path.read_bytes()
     for wrong in (b"", whole[:20], whole[:-1], whole + b"\0", b"\0" + whole[1:]):
-        path.unlink()  # what is mapped stays
+        path.unlink()  # a mapped file stays readable
         path.write_bytes(wrong)
         made = token_file(text, words, path)
         same(made, tokens, borders)
@@ -202,7 +202,7 @@ def test_empty_documents_have_no_borders():
 
 
 def documents(sizes):
-    """Make tokens that tell where they are: document * 100 + index."""
+    """Make tokens that encode their position: document * 100 + index."""
     tokens = [100 * d + i for d, size in enumerate(sizes) for i in range(size)]
     return torch.tensor(tokens, dtype=torch.int16), torch.tensor([0, *sizes]).cumsum(0)
 
@@ -227,8 +227,8 @@ def test_every_token_once_per_epoch(case):
         ends = torch.tensor([100 * d + size - 1 for d, size in enumerate(sizes)])
         last = torch.isin(inputs, ends)
         assert targets.equal((inputs + 1).masked_fill(last, -100))
-        # A document begins with its first token, in each row, and where
-        # the tokens end.
+        # A document begins with its first token, in each row, and at the end
+        # of the tokens.
         step = torch.arange(rows * length)
         begins = (step % length == 0) | (step == count)
         begins[:count] |= inputs % 100 == 0
@@ -238,7 +238,7 @@ def test_every_token_once_per_epoch(case):
 
 
 def test_order_of_documents():
-    """It depends on the seed and the epoch, and on nothing else."""
+    """The order of documents depends only on the seed and the epoch."""
     tokens, borders = documents([2] * 30)
     rows = packed_rows(borders, 60)
     assert rows == 1

@@ -1,4 +1,4 @@
-"""The pages "Inside the package" and "One equation, ten rules" are true."""
+"""Test that the pages "Inside the package" and "One equation, ten rules" are true."""
 
 import re
 from itertools import product
@@ -32,7 +32,7 @@ def test_the_functions_of_the_way_exist():
 
 
 def test_every_folder_is_drawn():
-    # Beside a recurrence are the files that are in it, or in each of its forms.
+    # The page lists the files of each recurrence, or of each of its forms.
     usual = {"naive.py", "chunked.py", "efficient.py", "kernels.py"}
     for names, says in test_house.ROWS:
         files = {*re.findall(r"`(\w+\.py)`", says)}
@@ -47,7 +47,7 @@ ROWS = re.findall(r"^\| \*\*.*?`(\w+)`", RULES, re.M)
 
 
 def test_every_rule_has_a_card():
-    """With its year, and W as its loop leaves it after the page's three tokens."""
+    """Every rule has a card with its year and the W of its loop after three tokens."""
     card = r"^\[[^\n]+\]\(annotated/(\w+)\.md\) (\d+)\n.*?^<!-- memory: (\w+) -->$"
     cards = re.findall(card, RULES, re.M | re.S)
     assert [name for *_, name in cards] == ROWS and {*ROWS} == {*OPERATIONS}
@@ -67,7 +67,7 @@ def test_every_rule_has_a_card():
         column = torch.tensor([[rome, 0, 0], [0, 0, 0], [oslo, 0, 0]]).double()
         column[1] = lima * bob
         torch.testing.assert_close(left[name], column)
-    # A decay per channel spares the last one.
+    # This decay per channel does not decay the last channel.
     kimi, gated = left["kimi_delta_rule"], left["gated_delta_rule"]
     assert torch.equal(kimi[:, :2], gated[:, :2]) and kimi[1, 2] > gated[1, 2]
     two, rwkv7 = left["gated_delta_rule_2"], left["rwkv7_rule"]

@@ -1,4 +1,4 @@
-"""Dropout: only in training, off by default, the same in all implementations."""
+"""Test dropout: only in training, off by default, the same in all implementations."""
 
 from functools import partial
 
@@ -22,7 +22,7 @@ mixers = pytest.mark.parametrize("mixer", MIXERS)
 
 
 def language_model(mixer, dropout=None):
-    """Make a model with `dropout` in all parts that have one; None = default."""
+    """Make a model with `dropout` everywhere; None is the default."""
     options = {} if dropout is None else {"dropout": dropout}
     if mixer in WITH_WEIGHTS and dropout is not None:
         options["attention_dropout"] = dropout
@@ -47,7 +47,7 @@ def seeded(function, *args, seed=1):
 
 @mixers
 def test_off_by_default(mixer):
-    """No random numbers are drawn, and nothing but training changes."""
+    """Without training, no random numbers are drawn and outputs do not change."""
     plain, model = language_model(mixer), language_model(mixer, DROPOUT)
     assert plain.training
     assert plain.state_dict().keys() == model.state_dict().keys()
@@ -78,7 +78,7 @@ def test_encoder_decoder(attention):
 
 
 def dropped(model, *inputs):
-    """Record what each `nn.Dropout` gets and returns in one call, by its name."""
+    """Record input and output of each `nn.Dropout` in one call, by name."""
     calls = {}
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Dropout):
@@ -90,7 +90,7 @@ def dropped(model, *inputs):
 
 
 def assert_dropped(x, y, p=DROPOUT):
-    """Check that the share of new zeros is right within 5 standard deviations."""
+    """Require a share of new zeros within 5 standard deviations."""
     x, y = x[x != 0], y[x != 0]
     share = (y == 0).double().mean().item()
     assert share == pytest.approx(p, abs=5 * (p * (1 - p) / y.numel()) ** 0.5)
@@ -98,7 +98,7 @@ def assert_dropped(x, y, p=DROPOUT):
 
 
 def test_where():
-    """Embeddings, all branches of each block, and inside its MLP."""
+    """Dropout acts on embeddings, all branches of each block, and inside the MLP."""
     language = dropped(language_model("delta", DROPOUT), tokens(40, 20))
     model = encoder_decoder(layers=1, dropout=DROPOUT)
     translation = dropped(model, tokens(60, 20), tokens(60, 21))
@@ -115,13 +115,13 @@ def test_where():
 
 
 def test_where_in_feedback():
-    """Each layer has a factor for each number that it drops."""
+    """A feedback layer has a dropout factor for each element that may be dropped."""
     torch.manual_seed(0)
     stack = FeedbackTransformer(6, 2, 2, d_ff=10, dropout=DROPOUT).double()
     [(x, factors)] = dropped(stack, random(40, 20, 6))["dropout"]
     assert x.shape == (40, 20, 2, 2 * 6 + 10)
     assert_dropped(x, factors)
-    # Without dropout there are no factors, so that the kernels can run.
+    # Without dropout there are no factors, because the kernels do not take any.
     assert not dropped(stack.eval(), random(2, 5, 6))
     assert not dropped(FeedbackTransformer(6, 2, 2).double(), random(2, 5, 6))
 
@@ -143,7 +143,7 @@ def outcome(model, x, key_mask, implementation):
 def test_naive_and_efficient_drop_the_same(mixer):
     model, x = language_model(mixer, DROPOUT), random(2, 20, 8)
     for block in model.blocks:
-        for parameter in block.parameters():  # not nearly linear
+        for parameter in block.parameters():  # larger weights make the blocks nonlinear
             torch.nn.init.normal_(parameter, std=0.5)
     key_mask = drawn_mask(2, 20, share=0.7)
     other = "auto" if mixer == "transformer-xl" else "efficient"  # it has one form
@@ -159,7 +159,7 @@ def test_naive_and_efficient_drop_the_same(mixer):
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("masked", [False, True])
 def test_attention_with_dropout_is_the_same_function(kv_heads, masked):
-    """So little dropout that nothing is dropped: with mask, state and groups."""
+    """A tiny dropout rate does not change attention, with mask, state and groups."""
     q, k, v = random(2, 9, 4, 3), random(2, 9, kv_heads, 3), random(2, 9, kv_heads, 5)
     mask = drawn_mask(2, 9, seed=1) if masked else None
     for scale in (None, 0.3):
@@ -178,7 +178,7 @@ def test_attention_with_dropout_is_the_same_function(kv_heads, masked):
 
 @pytest.mark.parametrize("implementation", ["naive", "efficient"])
 def test_attention_weights_are_dropped(implementation):
-    """Read with unit vectors as values, which give the weights themselves."""
+    """Dropout acts on attention weights, which unit vectors as values show."""
     time, run = 24, {"implementation": implementation}
     q, k = random(30, time, 2, 3), random(30, time, 2, 3, seed=1)
     unit = torch.eye(time).double()[:, None].expand(30, time, 2, time)
@@ -193,7 +193,7 @@ def test_attention_weights_are_dropped(implementation):
 
 @pytest.mark.parametrize("kind", ["softmax", "transformer-xl", "cross"])
 def test_layers_pass_dropout_on(kind):
-    """So little of it that nothing is dropped is none; and more of it drops."""
+    """A tiny dropout rate does not change the output of a layer; a larger one does."""
     made = {
         "softmax": partial(SoftmaxAttention, 8, 2),
         "transformer-xl": partial(TransformerXL, 8, 2, 1, memory=4, segment=3),

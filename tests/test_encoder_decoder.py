@@ -1,4 +1,4 @@
-"""Attention to a source, and the encoder-decoder."""
+"""Test cross-attention and the encoder-decoder."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def attention(make_map):
 @maps
 @pytest.mark.parametrize("masked", [False, True])
 def test_every_query_compares_itself_with_every_key(make_map, masked):
-    """The weights of all pairs, computed explicitly."""
+    """Cross-attention has the explicitly computed weight of each query and key."""
     layer = attention(make_map)
     x, source = random(2, 7, 12), random(2, 9, 12, seed=1)
     mask = drawn_mask(2, 9) if masked else torch.ones(2, 9, dtype=torch.bool)
@@ -54,7 +54,7 @@ def test_masked_tokens_may_be_anything(make_map):
     source = random(2, 9, 12, seed=1).requires_grad_()
     keep = torch.ones(2, 9, dtype=torch.bool)
     keep[0, 3:] = False
-    keep[1, :] = False  # nothing to see
+    keep[1, :] = False  # no key is visible
     y = layer(x, torch.where(keep[..., None], source, torch.nan), keep)
     torch.testing.assert_close(y[:1], layer(x[:1], source[:1, :3]))
     assert not y[1].any()
@@ -65,7 +65,7 @@ def test_masked_tokens_may_be_anything(make_map):
 
 
 def test_long_keys_do_not_underflow():
-    """Stabilised features are scaled by the longest key."""
+    """With long keys, stabilised features do not underflow."""
     torch.manual_seed(0)
     layer = CrossAttention(12, 3, FAVOR(4, 8, seed=0))
     with torch.no_grad():

@@ -1,6 +1,6 @@
-"""Every reference to an equation names one that its paper has.
+"""Test that every reference to an equation names an equation of its paper.
 
-docs/equations.toml lists the equations of the papers, and our own.
+docs/equations.toml lists the equations of the papers and of fwlab.
 """
 
 import ast
@@ -34,9 +34,9 @@ FILES = [
 
 @functools.cache
 def words(path: str) -> str:
-    """Read the text of a file, without its code."""
+    """Return the text of a file, without its code."""
     text = (ROOT / path).read_text("utf-8")
-    if path.endswith(".js"):  # x1 and y2 are names of SVG
+    if path.endswith(".js"):  # x1 and y2 are attributes of SVG
         return re.sub(r"\b[xy]\d\b", "", text)
     if path.endswith((".md", ".toml", ".html")):
         return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
@@ -54,7 +54,7 @@ def _words_of_code(text: str) -> str:
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     comments = [t.string for t in tokens if t.type == tokenize.COMMENT]
     constants = [node for node in ast.walk(ast.parse(text)) if _is_text(node)]
-    # A name of an argument in brackets is no number of an equation.
+    # The name of an argument in brackets is not an equation number.
     return "\n".join([*comments, *(c.value for c in constants if " " in c.value)])
 
 
@@ -63,11 +63,11 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def own(path: str) -> set[str]:
-    """Return our own numbers that a file may use: those of its folder, or of all."""
+    """Return fwlab's own numbers that a file may use: its folder's, or all."""
     families = LIST["fwlab"]
     for name, family in families.items():
         if path.startswith(f"fwlab/ops/{name}/"):
-            # The two share their chunks, and the kernels of these.
+            # Delta rules and linear attention share chunks and kernels.
             shared = {"delta": "linear", "linear": "delta"}
             return {*family, *families[shared.get(name, name)]}
     return set().union(*families.values())
@@ -107,7 +107,7 @@ def test_exceptions_name_a_paper_that_has_the_number():
 
 
 def test_every_equation_has_its_places():
-    """A notebook, a line of code or the reason why there is none, and a test."""
+    """Every equation has a notebook, a test, and a line of code or a reason why not."""
     papers = {name: set(LIST[name]["equations"]) for name in ("schlag2021", "zhai2021")}
     papers["fan2020"] = {tag for tag in LIST["fwlab"]["feedback"] if tag[0] == "f"}
     code = {number for found in equations.code() for number in found}

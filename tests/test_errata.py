@@ -1,4 +1,4 @@
-"""The code of every entry of docs/errata.md, and of models, prints what the page says."""
+"""Test that code in docs/errata.md and docs/api/models.md prints the text below it."""
 
 import contextlib
 import io
@@ -11,7 +11,7 @@ import torch
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "errata.md"
 ENTRY = re.compile(r"^### .+? \{#([a-z0-9-]+)\}$", re.MULTILINE)
 CODE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-#: A proof: code, and directly after it what it prints.
+#: Code, and directly after it the expected output.
 PROOF = re.compile(
     r"^```python\n((?:(?!^```).)*?)^```\n\n```text\n(.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -44,7 +44,7 @@ def test_every_entry_has_an_anchor_and_a_proof():
 @pytest.mark.parametrize(("code", "printed"), PROOFS)
 def test_proof(code, printed):
     out = io.StringIO()
-    # What a proof seeds must not reach the tests after it.
+    # Seeds of the code must not change later tests.
     with torch.random.fork_rng(devices=[]), contextlib.redirect_stdout(out):
         exec(compile(code, str(PAGE), "exec"), {"__name__": "proof"})
     assert printed.strip(), "it prints nothing"

@@ -1,4 +1,4 @@
-"""What follows from the exercises themselves: solutions, misconceptions, mutants."""
+"""Test solutions, misconceptions and mutants of all exercises."""
 
 import contextlib
 import importlib.util
@@ -24,7 +24,7 @@ from fwlab.exercises import (
 from fwlab.exercises.notation import Misconception
 from fwlab.ops.feedback import naive
 
-#: Seconds that nothing here takes, also beside other work.
+#: A timeout in seconds that no test here reaches, even on a busy machine.
 LONG = 600.0
 
 
@@ -41,7 +41,7 @@ def verdict(answer, name=None):
 
 
 def changed(name, edits):
-    """Make a function of a solution after edits, as below a ✗."""
+    """Return a function of the edited solution, as `check` shows it below a ✗."""
     return Misconception(EXERCISES[name].reference, edits, "").made
 
 
@@ -58,7 +58,7 @@ def printed(name):
 
 @pytest.mark.parametrize("name", EXERCISES)
 def test_a_printed_solution_is_right(name):
-    """In a fresh notebook: with nothing but what was printed."""
+    """A printed solution is right in a new notebook, without other definitions."""
     exec(source := printed(name), notebook := {})
     assert len(source.splitlines()) < 50 and '"""' not in source
     right, text = verdict(notebook[name])
@@ -78,7 +78,7 @@ def written(rule, W, k, v, *gates):
 
 
 def read(rule, q, k, v, *gates):
-    """Return the readings of an operation of fwlab from one sequence."""
+    """Return the outputs of an operation of fwlab for one sequence."""
     return rule(*(x[None, :, None] for x in (q, k, v, *gates)))[0, :, 0]
 
 
@@ -103,8 +103,8 @@ def mean(k, v, *bias, rule=ops.aft_simple):
     return 2 * rule(*(x[None] for x in (0 * k, k, v)), *bias)[0]
 
 
-#: What solutions have to agree with: the functions of fwlab, which share no code with
-#: them. Elsewhere a check has an independent truth below its ✓.
+#: Functions of fwlab that solutions must agree with; they share no code with
+#: solutions. In other exercises, a check has an independent truth below its ✓.
 TRUTHS = {
     "gated_delta_step": lambda W, k, v, beta, decay: written(
         ops.gated_delta_rule, W, k, v, beta, decay.log()
@@ -148,7 +148,7 @@ def test_the_solution_agrees_with_the_function_of_fwlab(name):
 
 # --- Wrong answers -----------------------------------------------------------
 
-#: No results at all; what every exercise looks at first.
+#: Answers that are no results, which every exercise checks first.
 NONE = [
     lambda *arguments: 3.0,
     lambda *arguments: torch.tensor(1.0),
@@ -160,7 +160,7 @@ NONE = [
 
 
 def fault(name, answer, sentence, misconception=""):
-    """Return "" if an answer fails first at this property, and is told so kindly."""
+    """Return [] if an answer fails first at this property, with a helpful message."""
     right, text = verdict(answer, name)
     why = ["", "", *text.splitlines()][-2].strip()
     one = not right and text.count("✗") == 1 and f"✗ {sentence}\n" in text
@@ -170,7 +170,7 @@ def fault(name, answer, sentence, misconception=""):
 
 
 def written_otherwise(answer):
-    """Compute the same numbers by other operations."""
+    """Compute the same numbers with other operations."""
 
     def again(x):
         return x.clone() if torch.is_tensor(x) else x
@@ -184,7 +184,7 @@ def written_otherwise(answer):
 
 @pytest.mark.parametrize("name", EXERCISES)
 def test_what_is_no_result_is_said_first(name):
-    """3.0 is a result where a number is asked for."""
+    """An answer without a result fails at the first property."""
     numbers = ("returns a number", "returns one number")
     first = EXERCISES[name].properties[0].says
     for answer in NONE[2 * first.startswith(numbers) :]:
@@ -193,7 +193,7 @@ def test_what_is_no_result_is_said_first(name):
 
 @pytest.mark.parametrize("name", EXERCISES)
 def test_each_misconception_fails_where_it_stands_and_gets_its_own_sentence(name):
-    """However it is written: what is compared are numbers."""
+    """Each misconception fails at its property with its message, however written."""
     for holds in EXERCISES[name].properties:
         for text, functions in holds.catches.items():
             assert text.endswith((".", "?")) and len(text) < 160
@@ -205,7 +205,7 @@ def test_each_misconception_fails_where_it_stands_and_gets_its_own_sentence(name
             assert_correct(answer, name)
 
 
-#: A small number that a misconception adds, and that has nothing to do with it.
+#: The small number in a line of a misconception; its value does not matter.
 EPSILON = r"(?<=[=\s])1e-\d+(?=\))"
 
 
@@ -230,14 +230,14 @@ def test_a_bug_hunt_begins_with_a_known_fault(name):
 
 @pytest.mark.parametrize("name", EXERCISES)
 def test_right_numbers_without_gradients_fail(name):
-    """Also if only one argument is cut off."""
+    """Right numbers without gradients fail, even if only one argument is detached."""
     right, asked = EXERCISES[name].reference, EXERCISES[name].properties
     says = [each.says for each in asked if each.code.startswith("gradient(")]
     for answer in (torch.no_grad()(right), lambda x, *more: right(x.detach(), *more)):
         assert not says or fault(name, answer, says[0]) == []
 
 
-#: Changes of solutions that are right answers: whose, which, and why.
+#: Changes of solutions that are right answers: exercise, change and reason.
 SAME = r"""
 positive_features: h * features -> h / features # in another order
 favor: top_q.detach() -> top_q | top_k.detach() -> top_k # cancels, has no gradient
@@ -275,12 +275,12 @@ better_step: 0.1 -> 1.1 # another strength is better than the delta rule, too
 by_luck: group <= sum(mine.tolist()) + 1e-09 -> group < sum(mine.tolist()) + 1e-09 | \
 sum(mine.tolist()) + 1e-09 -> sum(mine.tolist()) # only rounding decides
 """
-#: Any change of these is another right answer, or nearly any.
+#: Nearly every change of these solutions is a right answer.
 LEFT_OUT = {"break_it", "cheap_mask", "my_step"}
 
 
 def passes(name, answer):
-    """Say whether an answer has all properties, without words."""
+    """Return True if an answer passes all properties, without messages."""
 
     def late(*_):
         raise TimeoutError
@@ -320,7 +320,7 @@ def faulty(W, v):
     """
 
 RIGHT, WRONG = "✓ is right\n        agrees()\n    ", "✗ Wrong.\n        "
-#: Docstrings, and what is said of them: line, text, fault.
+#: Docstrings, and the faults that are reported: line, text, fault.
 FAULTS = {
     "✓ is right": (8, "is right", "has no code below it"),
     f"{RIGHT}  more": (10, "more", "is neither text nor code"),
@@ -330,7 +330,7 @@ FAULTS = {
     f"{RIGHT}{WRONG}W=v\n    {WRONG}v=W": (10, "Wrong.", "is there twice"),
     "✓ is right\n        agrees": (9, "agrees", "raises TypeError('it is not called')"),
 }
-#: Edits, and what is said of them.
+#: Edits, and the faults that are reported.
 EDITS = {
     "W + -> v + ; + v -> + W": "two edits overlap",
     "v * W -> W": "'v * W' occurs 0 times, not once",

@@ -1,4 +1,4 @@
-"""Feature maps and normalisations."""
+"""Test feature maps and normalisations."""
 
 import math
 from functools import partial
@@ -36,7 +36,7 @@ every_map = pytest.mark.parametrize("phi", MAPS.values(), ids=MAPS)
 
 @every_map
 def test_derivatives(phi):
-    """The first and the second; also of a single vector."""
+    """First and second derivatives are right, also for a single vector."""
     x = random(2, 3).requires_grad_()
     assert gradcheck(phi, x) and gradgradcheck(phi, x[0])
 
@@ -53,7 +53,7 @@ def test_maps_compile_into_one_graph(phi):
 
 
 def test_one_bad_row_leaves_the_others():
-    """A total out of bounds changes how all rows are computed, not what."""
+    """One row with an extreme sum does not change the results of other rows."""
     good = random(3, 4).float()
     for bad in (0.0, 1e-45, 1e-30, 1e30, 3e38, math.inf, math.nan):
         x = torch.cat([good, torch.full((1, 4), bad)])
@@ -78,7 +78,7 @@ def test_normalize_is_exact_at_any_scale(normalize, dtype):
 
 
 class OnGPU(torch.Tensor):
-    """Computed here, but says otherwise; and nothing may wait for its numbers."""
+    """A CPU tensor that claims to be on a GPU, and fails if its values are read."""
 
     device = torch.device("cuda")
 
@@ -89,7 +89,7 @@ class OnGPU(torch.Tensor):
 @pytest.mark.parametrize("normalize", [sum_normalize, l2_normalize])
 @pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
 def test_normalize_on_a_gpu(normalize, scale):
-    """All vectors are scaled there, and no total is looked at."""
+    """On a GPU, normalisation scales all vectors, and never waits for a sum."""
     x, dy = random(2, 3, 4).float().abs(), random(2, 3, 4, seed=1).float()
     wanted, gradient = torch.autograd.functional.vjp(normalize, x, dy)
     for place in (torch.Tensor, OnGPU):
@@ -107,18 +107,18 @@ def test_sum_normalize_takes_signs():
     x = torch.tensor([[3.0, -1.0], [-3.0, 1.0]])
     wanted = torch.tensor([[1.5, -0.5], [1.5, -0.5]])
     assert torch.equal(sum_normalize(x), wanted)
-    # A sum of exactly 0 is seen as such: scaling loses no digit.
+    # An exact sum of 0 is recognised, because scaling is exact.
     x = torch.randint(-9, 10, (500, 6), generator=torch.Generator().manual_seed(0))
     x[:, -1] = -x[:, :-1].sum(-1)
     for dtype in (torch.float16, torch.float32, torch.float64):
         assert not sum_normalize(x.to(dtype)).any()
-    x = torch.full((1, 128), 60000.0, dtype=torch.float16)  # and none overflows
+    x = torch.full((1, 128), 60000.0, dtype=torch.float16)  # no sum overflows
     torch.testing.assert_close(sum_normalize(x), torch.full_like(x, 1 / 128))
 
 
 @pytest.mark.parametrize("make", [FAVOR, RandomFourier])
 def test_random_features(make):
-    """Seeded, redrawn by an explicit call only, saved, of known width."""
+    """Random features depend on a seed, change only by `redraw`, and are saved."""
     phi = make(6, 9, seed=3)
     x = random(2, 5, 6)
     y = phi(x)
@@ -138,7 +138,7 @@ def test_random_features(make):
 
 @pytest.mark.parametrize("make", [FAVOR, RandomFourier])
 def test_random_features_under_autocast(make):
-    """Exponents and angles are not rounded to half precision."""
+    """Under autocast, exponents and angles are not rounded to half precision."""
     phi, x = make(6, 9, seed=3), random(2, 6).float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = [phi(x), phi.scaled(x)[0]]
@@ -150,10 +150,10 @@ def test_random_features_under_autocast(make):
 @pytest.mark.parametrize("orthogonal", [False, True])
 @pytest.mark.parametrize("d", [2, 8])
 def test_favor_estimates_the_softmax_kernel(orthogonal, d):
-    """Without bias (Lemma 1), in spite of the signs of LAPACK's QR.
+    """FAVOR+ is an unbiased estimate of the softmax kernel (Lemma 1).
 
-    Half of the hyperbolic features alone would show a Q that is not
-    uniform: mean 0.66 of the true value for d = 2.
+    LAPACK's QR has a sign convention, and a Q that is not uniform would show in
+    half of the hyperbolic features: mean 0.66 of the true value for d = 2.
     """
     x, y = torch.zeros(2, d, dtype=torch.float64)
     x[0], y[0] = 0.6, 0.4
@@ -168,7 +168,7 @@ def test_favor_estimates_the_softmax_kernel(orthogonal, d):
 
 
 def test_orthogonal_directions():
-    """Right angles within a block, and Gaussian lengths."""
+    """Directions in a block are orthogonal, with the lengths of Gaussian vectors."""
     omega = gaussian_directions(12, 5, True, torch.Generator().manual_seed(0))
     assert omega.shape == (12, 5)
     angles = omega[:5] @ omega[:5].T
@@ -189,7 +189,7 @@ def test_random_fourier_estimates_the_gaussian_kernel():
 
 
 def test_favor_scale():
-    """Features times their scale are the features, and so are their gradients."""
+    """Scaled features times their scale are the features, and so are gradients."""
     x = (3 * random(10, 6)).requires_grad_()
     phi = FAVOR(6, 16, seed=0)
     features, scale = phi.scaled(x)
@@ -209,7 +209,7 @@ def test_favor_scale():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("normalize", [sum_normalize, l2_normalize])
 def test_gradients_of_tiny_features_are_finite(normalize, dtype):
-    """Their slope is as tiny: together they are an ordinary number."""
+    """Gradients are finite where features are tiny, because their slope is as tiny."""
     shift = {torch.float16: 14, torch.float32: 84}[dtype]
     x = random(40, 4)
     given = [(x - shift).to(kind).requires_grad_() for kind in (dtype, torch.float64)]
@@ -237,7 +237,7 @@ def test_gradients_of_tiny_features_are_finite(normalize, dtype):
 )
 @pytest.mark.parametrize("rule", ["sum", "gated", "delta"])
 def test_features_under_autocast(phi, size, shift, rule):
-    """In float16 features of keys of ordinary length underflow."""
+    """Under float16 autocast, features do not underflow for keys of ordinary length."""
     layer = FastWeightAttention(16, 2, phi, rule, key_norm=None, normalize=True)
     to_qk = [layer.to_q, layer.to_k]
     for linear in to_qk:  # exact in float16
@@ -255,7 +255,7 @@ def test_features_under_autocast(phi, size, shift, rule):
 @pytest.mark.parametrize("rule", ["sum", "gated", "delta", "gated_delta"])
 @pytest.mark.parametrize("size", [10, 30, 50])
 def test_stabilised_features_far_beyond_float32(rule, size):
-    """Queries may ask for features that are e^-300 of the largest one."""
+    """Results are right if a query reads features e^-300 of the largest one."""
     layer = FastWeightAttention(16, 2, FAVOR(8, 16, seed=0), rule, None, True)
     x = (size * torch.randn(2, 20, 16)).requires_grad_()
     found = layer(x)
@@ -275,7 +275,7 @@ def test_stabilised_features_far_beyond_float32(rule, size):
 
 
 def test_favor_takes_keys_of_any_length():
-    """Also where the square of a length is beyond float32."""
+    """FAVOR+ takes keys whose squared length overflows float32."""
     x = (1e19 * torch.randn(3, 8, generator=torch.Generator().manual_seed(0))).float()
     x.requires_grad_()
     phi, _ = FAVOR(8, 16, seed=0).scaled(x)

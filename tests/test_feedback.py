@@ -1,4 +1,4 @@
-"""Feedback memory: known bugs of others, and layers from a transformer."""
+"""Test the feedback memory: known bugs of others, and layers from a transformer."""
 
 import copy
 
@@ -25,12 +25,12 @@ def sequence(time, d=6, batch=2, seed=1):
     return random(batch, time, d, seed=seed)
 
 
-# --- what must not happen (reference: 4.3 of the peers) --------------
+# --- bugs of others (reference: 4.3 of the peers) ---------------------
 
 
 @both
 def test_no_longest_memory(implementation):
-    """B1, B2: more than 4096 memories, and more than 512."""
+    """Bugs B1 and B2: more than 4096 memories, and more than 512, are allowed."""
     k, v = (random(2, 5000, 1, HEADS, 3, seed=seed) for seed in (0, 1))
     run = {"heads": HEADS, "state": ops.FeedbackState(k, v, None)}
     x, w = sequence(3), small_weights(1)

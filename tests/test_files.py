@@ -1,4 +1,4 @@
-"""Files are written completely or not at all, and nothing else is written to."""
+"""Test that files are written completely or not at all, with nothing beside them."""
 
 import os
 import resource
@@ -55,14 +55,14 @@ def test_a_link_stays_and_its_target_is_written(tmp_path):
 
 
 def test_mode(tmp_path):
-    """Of a new file that of the umask; an old one keeps its own."""
+    """A new file has the mode of the umask; an old file keeps its mode."""
     old, new = tmp_path / "old", tmp_path / "new"
     old.touch(0o600)
     before = os.umask(0o027)
     try:
         with replacing(old) as part:
             assert stat.S_IMODE(part.stat().st_mode) == 0o600
-            part.unlink()  # some libraries make a file of their own
+            part.unlink()  # some libraries create a new file
             part.touch(0o644)
         write_json(new, 1)
     finally:
@@ -71,7 +71,7 @@ def test_mode(tmp_path):
 
 
 def test_a_file_that_is_read_only_stays(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write to all
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
     path = tmp_path / "x"
     write_json(path, 1)
     with pytest.raises(PermissionError, match=f"{path} to be writable"):
@@ -93,7 +93,7 @@ def test_nothing_is_left_if_the_disk_is_full(tmp_path):
 
 
 def test_the_file_is_on_the_disk_before_its_name(tmp_path, monkeypatch):
-    """And then its folder, so that a power failure leaves the old or the new."""
+    """A file is synced before its rename and the folder after it (power failures)."""
     seen, fsync, replace = [], os.fsync, os.replace
 
     def sync(file):
@@ -127,10 +127,10 @@ def test_what_is_no_json_is_named(tmp_path):
 
 
 def test_results_of_the_notebooks_are_those_of_the_site():
-    """A notebook that runs alone has no docs folder: the package has copies."""
+    """For notebooks without a docs folder, the package has copies of its results."""
     folder = ROOT / "fwlab" / "data" / "results"
     copies = sorted(folder.rglob("*.json"))
-    # Runs of notebooks alone, by a tool in docs/tools, are nowhere else.
+    # Results that tools in docs/tools make for notebooks only have no other copy.
     own = {path for path in copies if path.name.startswith(("feedback-t", "qwen-"))}
     assert len(own) == 5 and len(copies) == 29
     for path in {*copies} - own:

@@ -1,4 +1,4 @@
-"""`fit`: steps, schedule, clipping, both hooks; the loss of pairs, scores of answers."""
+"""Test `fit` (steps, schedule, clipping, hooks), the loss of pairs, and scores."""
 
 from math import log
 
@@ -10,7 +10,7 @@ from fwlab.fit import answer_loss, fit, pair_loss, score
 
 
 class Line(nn.Module):
-    """One weight, which starts at 0."""
+    """A model with one weight, which starts at 0."""
 
     def __init__(self):
         super().__init__()
@@ -18,7 +18,7 @@ class Line(nn.Module):
 
 
 def slope(model, batch):
-    """Make a loss with this gradient."""
+    """Return a loss with this gradient."""
     return batch * model.w
 
 
@@ -82,17 +82,17 @@ def test_arguments_that_do_not_fit():
 
 
 def test_loss_of_pairs():
-    """After 0 comes 1 in three of four counts, and 0 after 1 as well."""
+    """With smoothed counts, 1 follows 0 in three of four pairs, as 0 follows 1."""
     train, valid = torch.tensor([0, 1, 0, 1, 0]), torch.tensor([0, 1, 1])
     found = pair_loss(train.to(torch.uint8), valid.to(torch.uint8), 2)
     assert found == pytest.approx(-(log(3 / 4) + log(1 / 4)) / 2)
 
 
 def test_scores_count_answers_alone():
-    """Of 300 sequences, which are more than are scored at once."""
+    """Only answers count in the score of 300 sequences, which are several batches."""
     torch.manual_seed(0)
     tokens, labels = torch.randint(5, (300, 4)), torch.randint(-2, 5, (300, 4))
-    logits = torch.randn(5, 5)  # by token
+    logits = torch.randn(5, 5)  # the logits of each token
     right, losses = [], []
     for token, label in zip(tokens.flatten(), labels.flatten(), strict=True):
         if label >= 0:

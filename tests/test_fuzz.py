@@ -1,4 +1,4 @@
-"""The fuzzer: `fuzz.py` says what it does."""
+"""Test the fuzzer in `fuzz.py`."""
 
 import functools
 
@@ -11,7 +11,7 @@ from fwlab import ops
 
 
 def test_fixed_cases():
-    """The same ones everywhere; others every night."""
+    """The fixed cases, the same on every machine, have no failure."""
     assert not fuzz.search(fuzz.fixed())
 
 
@@ -21,7 +21,7 @@ def test_the_cases_of_this_night():
 
 
 def test_a_mistake_is_found_and_made_simple(monkeypatch):
-    """One wrong digit in the ninth step, in one operation."""
+    """The fuzzer finds one wrong digit in the ninth step, and simplifies the case."""
     right = ops.fwp
 
     @functools.wraps(right)
@@ -47,7 +47,7 @@ def test_small_mistakes_are_found():
 @pytest.mark.parametrize("op", ["sum_rule", "gated_rule", "gated_delta_rule"])
 @pytest.mark.parametrize("implementation", ["chunked", "efficient"])
 def test_forms_agree_on_what_has_faded(op, implementation):
-    """A mean of what has faded by more than e^-80 may be 0, but then in every form."""
+    """All forms agree on means of values that have decayed by more than e^-80."""
     g = torch.Generator().manual_seed(0)
     q, k, v = (torch.rand(2, 70, 2, 3, generator=g) + 0.1 for _ in "qkv")
     beta, choice = torch.rand(2, 2, 70, 2, generator=g)

@@ -1,4 +1,4 @@
-"""GPU kernels on a machine without a GPU: dispatch and limits."""
+"""Test dispatch and limits of GPU kernels on a machine without a GPU."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def call(op="delta_rule", time=100, dtype=torch.float16, device="meta", **option
 
 
 class OnGPU(torch.Tensor):
-    """A tensor that says that it is on a GPU."""
+    """A CPU tensor that claims to be on a GPU."""
 
     device, is_cuda, is_cpu = CUDA, True, False
 
@@ -126,14 +126,14 @@ def test_forms_are_those_that_a_gpu_chose(capability):
     for row in rows:
         name, width = row["case"], row["width"]
         v = torch.empty(8, 4096, 16, width, dtype=torch.bfloat16, device="meta")
-        if "DPFP" not in name:  # its kernels have ended
+        if "DPFP" not in name:  # the kernels of DPFP have ended
             made = form(v, width, name.startswith("gated"), "delta" in name)
             assert made._asdict() == row["form"], name
     assert len(rows) == 10
 
 
 def test_auto_falls_back_and_says_so(capability):
-    """On a GPU with one warning, on a CPU without."""
+    """On a GPU, "auto" falls back with one warning, on a CPU without a warning."""
     forms = ops.TABLE["delta_rule"].forms
     with pytest.warns(UserWarning, match="for float64; 'efficient' is used instead"):
         x = inputs(dtype=torch.float64)
@@ -145,7 +145,7 @@ def test_auto_falls_back_and_says_so(capability):
 
 
 def test_lengths_do_not_compile_again():
-    """The same kernels with the same constants for any length."""
+    """Any length uses the same kernels with the same constants."""
     made = []
     for time in (1000, 1024, 1025):
         with recording((9, 0)) as launches:
@@ -164,7 +164,7 @@ def test_info_says_why():
 
 @pytest.mark.parametrize("time", [70_000, 1_200_000])
 def test_grids_have_room(time):
-    """Only the first dimension of a grid may be above 65,535."""
+    """Only the first dimension of a grid exceeds 65,535."""
 
     def x(*shape):
         return torch.empty(
@@ -186,7 +186,7 @@ def test_grids_have_room(time):
         assert launch.grid[0] < 2**31 and max(launch.grid[1:]) < 2**16
 
 
-# Compilers that are known to be wrong on Hopper.
+# Compilers with known errors on Hopper.
 
 
 @pytest.fixture
@@ -206,7 +206,7 @@ def ptxas(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("version", ["12.8", "13.0", "13.1", "13.3", "14.0"])
 def test_a_wrong_ptxas_is_refused_on_hopper(ptxas, version):
-    """And what is to be set is there, with a version that will do."""
+    """On Hopper, a wrong ptxas is refused; the error names a version that is right."""
     ptxas(version)
     reason = _triton.untrusted(HOPPER)
     assert _triton.untrusted(AMPERE) is None

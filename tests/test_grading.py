@@ -1,4 +1,4 @@
-"""Notebooks for students, and grades for what comes back."""
+"""Test notebooks for students, and grades of the notebooks that they return."""
 
 import json
 import re
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def write_notebook(path: Path, *sources: str, listed: list[str] | None = None) -> Path:
-    """Write a notebook of these cells, which lists these exercises."""
+    """Write a notebook of these cells, whose metadata list these exercises."""
     code = [{"cell_type": "code", "source": source} for source in sources]
     metadata = {"fwlab": {"exercises": listed}} if listed else {}
     path.write_text(json.dumps({"metadata": metadata, "cells": code}), "utf-8")
@@ -27,7 +27,7 @@ def write_notebook(path: Path, *sources: str, listed: list[str] | None = None) -
 
 @pytest.fixture(scope="module")
 def handouts(tmp_path_factory):
-    """Return the notebook that `fwlab exercises export` writes."""
+    """Return the notebooks that `fwlab exercises export` writes."""
     folder = tmp_path_factory.mktemp("handouts")
     assert fwlab("exercises", "export", str(folder))[0] == 0
     return sorted(folder.glob("*.ipynb"))
@@ -46,7 +46,7 @@ def test_notebooks_for_students(handouts, tmp_path):
         for name in names:
             assert EXERCISES[name].task in text and f"def {name}(" in text
         assert asked([s for s in sources if "check(" in s]) == names
-        del content["metadata"]["fwlab"]  # as of a handout that a teacher wrote
+        del content["metadata"]["fwlab"]  # as in a handout that a teacher wrote
         own = tmp_path / path.name
         own.write_text(json.dumps(content), "utf-8")
         assert exercises_of(own) == names
@@ -54,7 +54,7 @@ def test_notebooks_for_students(handouts, tmp_path):
 
 
 def answered(path, answer):
-    """Return the code of an exported notebook with `answer` for each function to write."""
+    """Return the code of an exported notebook with `answer` in place of each blank."""
     content = json.loads(path.read_text("utf-8"))
     code = "\n".join(c["source"] for c in content["cells"] if c["cell_type"] == "code")
     for name in exercises_of(path):
@@ -64,7 +64,7 @@ def answered(path, answer):
 
 
 def test_blank_notebooks_score_nothing_and_solutions_everything(handouts, tmp_path):
-    """Of each topic, one is graded: all are checked in test_exercises.py."""
+    """Blank notebooks have no right answer, and solutions are all right."""
     firsts = {next(iter(exercises)) for exercises in TOPICS.values()}
 
     def solved(name, blank):
@@ -80,7 +80,7 @@ def test_blank_notebooks_score_nothing_and_solutions_everything(handouts, tmp_pa
         assert {e["name"] for e in graded["exercises"] if e["right"]} == right
         assert len(graded["exercises"]) == len(EXERCISES)
         assert graded["ended"] == "finished" and not graded["errors"]
-    # Solutions need no imports but those that `export` writes.
+    # Solutions need only the imports that `export` writes.
     for path in handouts:
         (tmp_path / f"{path.stem}.py").write_text(answered(path, solved), "utf-8")
     ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--select=F821"]
@@ -109,9 +109,9 @@ def twice(x):
 
 @pytest.fixture
 def own(tmp_path):
-    """Make a file with an exercise, which is gone afterwards."""
+    """Write a file with an exercise, which is removed afterwards."""
     file = tmp_path / "my_exercises.py"
-    file.write_text(OWN, "utf-8-sig")  # as some editors do
+    file.write_text(OWN, "utf-8-sig")  # some editors write a byte order mark
     yield file
     EXERCISES.pop("twice", None)
 
@@ -129,7 +129,7 @@ def test_exercises_of_ones_own(own, tmp_path):
     notebook.write_text(answer)
     said = fwlab("exercises", "grade", str(notebook), *given)[1]
     assert "1 of 1 right" in said and "raised" not in said
-    # An export writes over nothing, and writes nothing else then.
+    # An export replaces no file, and then writes no other file either.
     (folder / own.name).unlink()
     code, _, error = fwlab("exercises", "export", str(folder), *given)
     assert code == 2 and f"{notebook} is there" in error and "--force" in error
@@ -158,7 +158,7 @@ def test_export_of_a_notebook_without_its_results(tmp_path):
 
 @pytest.fixture(params=["bubblewrap", "none"])
 def kept(request, monkeypatch):
-    """Choose whether bubblewrap keeps notebooks in; tests run with and without it."""
+    """Choose whether bubblewrap isolates notebooks; tests run with and without it."""
     if request.param == "none":
         monkeypatch.setattr(grading, "_bubblewrap", lambda: ())
     elif not grading._bubblewrap():
@@ -193,7 +193,7 @@ def delta_step(*given):
 
 assert_correct(delta_step)
 """
-#: Wrong now, but right before.
+#: A wrong answer after a right one.
 AGAIN = "check(lambda W, k, v: W, 'write')"
 FORGED = "from IPython.display import display\nimport fwlab.exercises.grading as g\n"
 FORGED += "display({g.VERDICT: 5, 'text/plain': ''}, raw=True)"
@@ -206,7 +206,7 @@ ERRORS = {
 
 
 def test_grades(tmp_path, monkeypatch):
-    """What a check was given counts, when it was given it."""
+    """A grade depends on the function at the time of its check."""
     monkeypatch.setenv("SECRET", "token")
     names = ["write", "sum_normalize", "dpfp", "delta_step", "deleted"]
     cells = WRITE, WRONG, *ERRORS, HIDDEN, AGAIN, FORGED
@@ -247,13 +247,13 @@ def test_a_notebook_without_memory(tmp_path):
     graded = grade(write_notebook(tmp_path / "a", everything, "del x", WRITE), gib=1)
     assert graded["errors"][0]["error"].startswith("MemoryError")
     assert graded["exercises"][0]["right"]
-    # Or with one that ends Python.
+    # A notebook that ends Python has a grade, too.
     graded = grade(write_notebook(tmp_path / "a", WRITE, "import os; os._exit(3)"))
     assert graded["exercises"][0]["right"] and "Python ended (3)" in graded["ended"]
 
 
 def test_a_notebook_deletes_the_others(own, tmp_path, kept):
-    """The teacher is told before it runs, and has read all."""
+    """A notebook that deletes others has no effect on grades; the teacher is warned."""
     other, out = tmp_path / "b.ipynb", tmp_path / "out"
     delete = f"import os\nfor path in {[str(own), str(other)]}: os.remove(path)"
     first = write_notebook(tmp_path / "a.ipynb", delete)
@@ -269,7 +269,7 @@ def test_a_notebook_deletes_the_others(own, tmp_path, kept):
 
 
 def test_children_of_a_notebook_end_with_it(tmp_path, kept):
-    """In a session of their own, only if bubblewrap keeps them in."""
+    """Child processes end with a notebook; in a new session, only with bubblewrap."""
     mark = f"{time.time_ns() / 1e14:.12f}"  # seconds to sleep
     options = {"start_new_session": True} if kept else {}
     start = f"import subprocess\nsubprocess.Popen(['sleep', '{mark}'], **{options})"
@@ -288,7 +288,7 @@ UNREADABLE = {
 
 
 def test_what_cannot_be_graded(tmp_path, monkeypatch):
-    """A file that is no notebook is a grade of its own; a missing package is not."""
+    """A file that is no notebook gets a grade, and a missing package is an error."""
     for got, make in UNREADABLE.items():
         make(path := tmp_path / got.replace(" ", "-"))
         graded = grade(path, expected=["write"])

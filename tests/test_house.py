@@ -1,4 +1,4 @@
-"""The structure of the package, as docs/inside.md draws it."""
+"""Test that the package has the structure that docs/inside.md draws."""
 
 import ast
 import graphlib
@@ -17,9 +17,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "fwlab"
 INSIDE = (ROOT / "docs" / "inside.md").read_text("utf-8")
 FOLDERS = re.findall(r"^- `(\w+)`", INSIDE, re.M)
-#: The rows of the folders in `ops`: their names, and what the page says of them.
+#: The rows of the folders in `ops`: their names, and the description on the page.
 ROWS = re.findall(r"^    - ((?:`\w+`(?:, )?)+)(.*)", INSIDE, re.M)
-#: As the page draws them: each imports only what is above it.
+#: In the order of the page: each imports only modules above it.
 ORDER = [*FOLDERS, "__main__"]
 INNER = [name for names, _ in ROWS for name in re.findall(r"`(\w+)`", names)]
 INNER += ["__init__"]
@@ -38,10 +38,10 @@ def imported(path: Path) -> list[str]:
 
 
 def file_of(name: str) -> Path:
-    """Return the file of a module, or of what it defines."""
+    """Return the file of a module, or of a name that a module defines."""
     parts = name.split(".")
     if parts[:3] == ["fwlab", "exercises", "course"] and len(parts) > 3:
-        # A file there begins with the number of its notebook.
+        # The name of a file there begins with the number of its notebook.
         for file in (PACKAGE / "exercises" / "course").glob(f"*{parts[3]}.py"):
             if file.stem.lstrip("0123456789_") == parts[3]:
                 return file
@@ -53,7 +53,7 @@ def file_of(name: str) -> Path:
 
 
 def arrows(folder: str) -> dict[Path, set[Path]]:
-    """List the files of a folder, and those of fwlab that they import."""
+    """List the files of a folder, each with the files of fwlab that it imports."""
     return {
         path: {file_of(name) for name in imported(path) if name.startswith("fwlab")}
         for path in FILES
@@ -85,14 +85,14 @@ def test_imports_point_up(folder, order):
 
 
 def test_no_circle_in_ops():
-    """Nor inside a folder, where imports have no order."""
+    """Imports in `ops` have no cycle, not even within a folder."""
     graphlib.TopologicalSorter(arrows("ops")).prepare()
 
 
 def test_nothing_else_computes_with_the_specification():
-    """Keep loops in `naive.py` or on the page of a rule.
+    """Loops are in `naive.py` or on the page of a rule only.
 
-    No other form of a recurrence imports them, nor does what all operations share.
+    No other form of a recurrence imports loops, and no code that operations share does.
     """
     forms = ("chunked.py", "efficient.py", "kernels.py")
     ops = PACKAGE / "ops"
@@ -118,7 +118,7 @@ def test_training_says_which_extra_it_needs(monkeypatch):
 
 
 def loaded(before, code, after=""):
-    """List the modules that some code adds to those from before, in a fresh process."""
+    """List the modules that `code` adds to those from `before`, in a new process."""
     code = f"{before}\nimport sys; before = {{*sys.modules}}\n{code}"
     code += f"\nprint(*sys.modules.keys() - before)\n{after}"
     done = subprocess.run(
@@ -128,7 +128,7 @@ def loaded(before, code, after=""):
 
 
 def test_the_core_needs_and_loads_nothing_else():
-    """Work without the extras: operations, layers, models and exercises.
+    """Operations, layers, models and exercises work without the extras.
 
     With a compiler, an import would take twice as long.
     """
@@ -144,7 +144,7 @@ def test_the_core_needs_and_loads_nothing_else():
 
 
 def test_help_is_quick():
-    """And no import changes the environment."""
+    """Help loads no heavy module, and imports change no environment variable."""
     pytest.importorskip("tyro")
     code = """
 import runpy
@@ -171,12 +171,12 @@ def test_what_the_package_needs():
     assert [d.split(">=")[0] for d in train] == sorted(map(str.lower, EXTRA))
 
 
-#: First words of a description; a function does something.
+#: First words of a noun phrase; a function does something.
 NOUNS = "A All An Both Each Every How Its Nothing That The These Those What Whether"
 
 
 def test_a_docstring_begins_with_a_verb():
-    """Where ruff's D401 knows no verb, too; titles of exercises are names."""
+    """Docstrings begin with a verb, also where ruff's D401 finds no error."""
     wrong = []
     for path in [
         *FILES,

@@ -1,4 +1,4 @@
-"""What operations, layers, models and feature maps refuse, by the argument's name."""
+"""Test that wrong arguments are refused by name: operations, layers, models, maps."""
 
 import inspect
 import math
@@ -25,10 +25,10 @@ def small(op, **options):
 @pytest.mark.parametrize("transform", ["vmap", "jvp"])
 @pytest.mark.parametrize("op", EVERY)
 def test_efficient_forms_refuse_torch_func(op, transform):
-    """The fuzzer tries "auto"; what is differentiated by hand says what can."""
+    """Forms with gradients by hand name the forms that support torch.func."""
     p = small(op, implementation="efficient")
     if op == "softmax_attention" and transform == "vmap":
-        return  # PyTorch's own can
+        return  # PyTorch's own form can
     given = [p.x, p.state]
     pairs = tree_map(lambda x: torch.stack([x, x]), given)
     tangents = tree_map(torch.ones_like, given)
@@ -52,7 +52,7 @@ def test_efficient_forms_refuse_torch_func(op, transform):
     ids=["sparse", "csr", "onednn", "nested", "jagged"],
 )
 def test_tensors_that_are_not_dense(kind):
-    """Each argument in turn, and the state: one sentence that names it."""
+    """Each argument or state that is not a dense tensor is refused by name."""
     for op in EVERY:
         p = small(op, dtype="float32", state=int(op in RULES))
         for name, x in p.x.items():
@@ -64,7 +64,7 @@ def test_tensors_that_are_not_dense(kind):
                 call(p, state=kind(p.state[0].detach()))
 
 
-#: Arguments with which each layer, model and feature map is made.
+#: Valid arguments of each layer, model and feature map.
 MADE = {
     **{name: {"d_model": 8, "heads": 2} for name in layers.__all__},
     "AFTSimple": {"d_model": 8},
@@ -82,14 +82,14 @@ MADE = {
 }
 
 
-#: Numbers below 1 that an argument may be, and numbers that have no limits.
+#: Arguments that may be below 1, and arguments without limits.
 ZEROS = {"conv_size", "memory", "rope", "rope_base", "seed"}
 FREE = {"scale", "seed"}
 
 
 @pytest.mark.parametrize("name", MADE)
 def test_the_constructor_names_a_wrong_argument(name):
-    """Of every argument: a set, text, and a number out of its range."""
+    """A constructor names an argument that is a set, text or a number out of range."""
     kinds = (layers, models, feature_maps)
     kind = next(getattr(module, name) for module in kinds if hasattr(module, name))
     assert kind(**MADE[name])
@@ -108,7 +108,7 @@ def test_the_constructor_names_a_wrong_argument(name):
 
 @pytest.mark.parametrize("op", EVERY)
 def test_the_operation_names_a_wrong_argument(op):
-    """Of every tensor: what is none, and another precision, device, and shape."""
+    """An operation names a tensor with a wrong type, dtype, device or shape."""
     p = small(op, dropout=1)
     first, *_ = fuzz.takes(op)
     for name, x in p.x.items():
@@ -124,7 +124,7 @@ def test_the_operation_names_a_wrong_argument(op):
         ):
             others = isinstance(wrong, torch.Tensor) and wrong.dtype == x.dtype
             if name in (first, "to_q", "to_k") and (others or "precision" in message):
-                continue  # then the others do not agree with this one
+                continue  # the error is about another argument then
             message = rf"^{op}: expected (weights\.)?{message}"
             refuses(partial(call, p, **{name: wrong}), message, error)
     some = torch.zeros(2, 3, 4, 5, dtype=torch.float64)

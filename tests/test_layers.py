@@ -1,4 +1,4 @@
-"""Layers: forward, prefill and step agree."""
+"""Test that forward, prefill and step of each layer agree."""
 
 import copy
 from functools import partial
@@ -30,7 +30,7 @@ from fwlab.models import LanguageModel
 
 
 def trained_biases(layer):
-    """Give a layer biases that are not 0, as those of a new layer are."""
+    """Give a layer random biases, because those of a new layer are 0."""
     with torch.no_grad():
         for name, parameter in layer.named_parameters():
             if not name.startswith("to_"):
@@ -38,9 +38,9 @@ def trained_biases(layer):
     return layer
 
 
-#: The options of `FastWeightAttention(12, 4)`, and all of them at once. Not
-#: with DPFP: for keys of width 3 it has zeros, near which sum-normalised
-#: features jump, and half precision with them.
+#: The options of `FastWeightAttention(12, 4)`, and all of them at once. DPFP is
+#: left out: for keys of width 3 it has zeros, near which sum-normalised
+#: features jump, and results in half precision with them.
 OPTIONS = {
     "one-memory": {"kv_heads": 1},
     "expand_v": {"expand_v": 5 / 3},
@@ -50,7 +50,7 @@ OPTIONS = {
     "gate": {"out_gate": True},
 }
 ALL = {"kv_heads": 2, "expand_v": 2, "conv_size": 4, "out_norm": True, "out_gate": True}
-#: Options of today's models that do not go with those.
+#: Options of recent models that exclude some of the options above.
 VALUES = {"head_width": 5, "value_heads": 8, "conv_size": 3}
 GATED = {
     "out_norm": True,
@@ -138,12 +138,12 @@ def setup(make, dtype=torch.float64):
 
 @layers
 def test_prefill_and_step_are_forward(make):
-    """So is the naive implementation; and a padded end is not there."""
+    """Prefill, steps and naive give the output of forward, and padding is skipped."""
     layer, x = setup(make)
     whole = layer(x)
     same = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-12)
     pieces, state = [], None
-    # Stretches and single steps, each behind the other.
+    # Segments and single steps in turn.
     for start, stop in ((0, 17), (17, 23), (23, 33), (33, 40)):
         if start in (0, 23):
             y, state = layer.prefill(x[:, start:stop], state)
@@ -163,7 +163,7 @@ def test_prefill_and_step_are_forward(make):
 
 @layers
 def test_step_without_gradients(make):
-    """It continues from one state twice, and refuses others as `prefill` does."""
+    """Without gradients, one state may continue twice; wrong states are refused."""
     layer, x = setup(make)
     start, other = x[:, :3], x.flip(1)
     with torch.no_grad():
@@ -171,7 +171,7 @@ def test_step_without_gradients(make):
         _, state = layer.step(start[:, 2], state)
         wanted = layer(x), layer(torch.cat([start, other[:, :12]], 1))
         states, tokens = [state, state], (x[:, 3:], other)
-        # In turns, so that what one stream writes could reach the other.
+        # In turns, because one stream could write to the memory of the other.
         for t in range(12):
             for i in range(2):
                 y, states[i] = layer.step(tokens[i][:, t], states[i])
@@ -192,7 +192,7 @@ def test_step_without_gradients(make):
 @pytest.mark.parametrize("name", ["sum", "gated_delta", "kimi_delta-values"])
 @torch.no_grad()
 def test_a_token_in_half_precision(name, monkeypatch):
-    """It need not go through `prefill`, either; its state has full precision."""
+    """In half precision, a step needs no `prefill`, and its state is not rounded."""
     layer, x = setup(LAYERS[name], torch.bfloat16)
     _, state = layer.prefill(x)
     wanted = layer.prefill(x[:, :1], state)
@@ -205,7 +205,7 @@ def test_a_token_in_half_precision(name, monkeypatch):
 
 @pytest.mark.parametrize("name", [name for name in LAYERS if "aft" in name])
 def test_later_tokens_change_no_bit(name):
-    """In AFT, which has sums over long times."""
+    """Later tokens do not change a bit of AFT outputs, which sum over many steps."""
     layer, x = setup(LAYERS[name])
     later = x.clone()
     later[:, 20:] = 100 * torch.randn(2, 20, 12)
@@ -238,7 +238,7 @@ all_layers = pytest.mark.parametrize("make", ALL_LAYERS.values(), ids=ALL_LAYERS
     ids=[*ALL_LAYERS, "aft-conv2d"],
 )
 def test_what_stands_in_masked_steps_reaches_nothing(make):
-    """Not even gradients, which would otherwise be 0 times NaN."""
+    """Values at masked steps reach no output and no gradient, not even NaN."""
     layer, x = setup(make)
     keep = drawn_mask(2, 40, share=0.7)
     if isinstance(layer, AFTConv2d):
@@ -248,7 +248,7 @@ def test_what_stands_in_masked_steps_reaches_nothing(make):
         dirty = torch.where(keep[..., None], x, filling).requires_grad_()
         y = layer(dirty, key_mask=keep)
         assert not y[~keep].any()
-        # As for a loss that leaves padding out.
+        # The loss leaves padding out.
         loss = y[keep].sin().sum()
         leaves = [dirty, *layer.parameters()]
         results.append([y, *torch.autograd.grad(loss, leaves, materialize_grads=True)])
@@ -260,7 +260,7 @@ def test_what_stands_in_masked_steps_reaches_nothing(make):
 @all_layers
 @pytest.mark.parametrize("masked", [False, True])
 def test_no_steps_change_nothing(make, masked):
-    """An empty prompt at the start, and an empty part later."""
+    """An empty prompt or an empty segment does not change the results."""
     layer, x = setup(make)
     nothing = x[:, :0]
     mask = torch.ones(2, 0, dtype=torch.bool) if masked else None
@@ -276,7 +276,7 @@ def test_no_steps_change_nothing(make, masked):
 
 @all_layers
 def test_what_a_layer_refuses(make):
-    """Another device, an unknown implementation."""
+    """A layer refuses another device and an unknown implementation."""
     layer, x = setup(make)
     said = "expected x on cpu, like the layer's weights, got meta"
     refuses(lambda: layer(x.to("meta")), said, ValueError)
@@ -286,20 +286,20 @@ def test_what_a_layer_refuses(make):
 
 @pytest.mark.parametrize("name", [n for n in LAYERS if n != "transformer-xl"])
 def test_state_has_the_size_it_says(name):
-    """For layers of constant state, a longer sequence has the same size."""
+    """The state has the size of `state_size`, constant or growing with time."""
     layer, x = setup(LAYERS[name])
     for time in (1, 40):
         _, state = layer.prefill(x[:, :time])
         size = sum(part.numel() for part in parts(state)) // len(x)
         try:
             assert size == layer.state_size()
-        except TypeError:  # it grows
+        except TypeError:  # the state grows
             assert size == layer.state_size(time)
 
 
 @pytest.mark.parametrize("rule", ["sum", "gated"])
 def test_favor_scale_changes_nothing(rule):
-    """The running maximum is a decay, not a change of the result."""
+    """The running maximum of FAVOR+ rescales the state, but changes no output."""
     torch.manual_seed(0)
     layer = FastWeightAttention(12, 3, FAVOR(4, 6, seed=0), rule=rule).double()
     assert layer.has_running_scale
@@ -311,7 +311,7 @@ def test_favor_scale_changes_nothing(rule):
 
 @pytest.mark.parametrize("rule", ["gated_delta", "kimi_delta"])
 def test_decays_start_as_published(rule):
-    """Yang et al. 2024: rates and steps in their ranges."""
+    """Rates and steps of decays start in the ranges of Yang et al. (2024)."""
     layer = FastWeightAttention(64, 32, rule=rule)
     rate = layer.gates.log_decay.log_rate.exp()
     step = torch.nn.functional.softplus(layer.gates.log_decay.bias)
@@ -369,7 +369,7 @@ PACKED = [name for name, make in LAYERS.items() if make().packs]
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name", PACKED)
 def test_a_packed_document_is_as_if_it_were_alone(name, masked):
-    """Also convolutions and running maxima begin again; in two calls."""
+    """A packed document has the outputs, states and gradients of a separate call."""
     layer, x = setup(LAYERS[name])
     lengths, x = [5, 0, 1, 14, 2], x[:1, :22].requires_grad_()
     cu_seqlens, leaves = torch.tensor([0, 5, 5, 6, 20, 22]), [x, *layer.parameters()]
@@ -395,7 +395,7 @@ def test_a_packed_document_is_as_if_it_were_alone(name, masked):
 @pytest.mark.parametrize("keep", [None, torch.arange(40).expand(2, 40) % 7 != 3])
 @pytest.mark.parametrize("name", ["delta-conv", "favor-all"])
 def test_convolutions_keep_their_inputs_in_full_precision(name, keep):
-    """So the next tokens may come in another precision; and no more than those."""
+    """Convolution states are float32, so the next tokens may have any precision."""
     layer, x = setup(OPTIONAL[name], torch.float32)
     _, exact = layer.prefill(x, None, keep)
     wanted, _ = layer.step(x[:, 0], exact)

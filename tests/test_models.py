@@ -1,4 +1,4 @@
-"""The language model: its stacks, the options of their layers, and generation."""
+"""Test the language model: its stacks, options of its layers, and generation."""
 
 import warnings
 
@@ -12,7 +12,7 @@ from fwlab.models import MIXERS, LanguageModel, Mixer
 from fwlab.models.language_model import draw
 
 HYBRID = ["gated-delta"] * 3 + ["softmax"]
-#: All that Qwen3.5 has, and an option of every kind.
+#: All options of Qwen3.5, and one option of every other kind.
 MODERN = {
     "mixer": HYBRID,
     "fast_weights": {"conv_size": 4, "out_norm": True, "out_gate": True},
@@ -43,7 +43,7 @@ def tokens(*shape):
 
 
 def test_a_mixer_of_a_readers_own():
-    """It takes what follows the input by position, under names of its own."""
+    """A mixer that a reader writes takes all arguments by position, with any names."""
 
     class Mean(torch.nn.Module):
         def forward(self, x, *rest):
@@ -60,7 +60,7 @@ def test_a_mixer_of_a_readers_own():
 
 
 def test_state_has_the_size_it_says(model):
-    """Pieces of a sequence are compared in test_adapters.py."""
+    """The state has the size of `state_size`; test_adapters.py compares segments."""
     for time in (1, 30):
         _, state = model.prefill(tokens(2, time))
         assert numbers(state) == 2 * model.state_size(time)
@@ -68,7 +68,7 @@ def test_state_has_the_size_it_says(model):
 
 @every_mixer
 def test_initial_weights(mixer):
-    """What the docstring states."""
+    """Initial weights have the distribution that the docstring states."""
     torch.manual_seed(1)
     big = LanguageModel(65, mixer, layers=8, heads=2, d_model=128)
     for name, module in big.named_modules():
@@ -83,7 +83,7 @@ def test_initial_weights(mixer):
             assert weight.std().item() == pytest.approx(wanted, rel=0.1), name
     ends = [n for n, _ in big.named_parameters() if "to_out" in n or "contract" in n]
     assert len(ends) == 16
-    # An untrained model is nearly undecided.
+    # An untrained model gives nearly uniform logits.
     logits = big(torch.randint(65, (4, 64))).flatten(0, 1)
     loss = F.cross_entropy(logits, torch.randint(65, (256,)))
     assert loss.item() == pytest.approx(4.174, abs=0.1)
@@ -114,7 +114,7 @@ def test_generate_is_seeded(model):
 
 
 def test_top_k_draws_among_exactly_k():
-    """Also if more tokens are equally likely: then from the first ones."""
+    """Top-k draws among exactly k tokens; of equal logits, the first ones count."""
     logits = torch.tensor([[0.0, 2.0, 2.0, 2.0, 1.0]]).repeat(200, 1)
     generator = torch.Generator().manual_seed(0)
     for k, wanted in ((1, [1]), (2, [1, 2]), (4, [1, 2, 3, 4]), (9, [0, 1, 2, 3, 4])):
@@ -123,7 +123,7 @@ def test_top_k_draws_among_exactly_k():
 
 
 def test_long_texts(model):
-    """No limit without positions; with them, the last max_len tokens."""
+    """Text has no limit; a model with positions reads its last max_len tokens."""
     prompt = tokens(1, 50)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -181,7 +181,7 @@ def test_rotary_positions_need_no_table():
         m = made(mixer=HYBRID, softmax={"rope": share})
         assert m.positions is None and m.max_len is None
         assert m(tokens(1, 50)).isfinite().all()
-    # AFT-simple has a table all the same.
+    # AFT-simple has a table of positions, too.
     assert made(mixer="aft-simple,softmax", softmax={"rope": 1}).positions is not None
 
 

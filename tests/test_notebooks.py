@@ -1,4 +1,4 @@
-"""The form of every notebook; nbval runs the cells."""
+"""Test the form of every notebook; nbval runs the cells."""
 
 import ast
 import re
@@ -16,7 +16,7 @@ PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 BOOKS = {path.stem: nbformat.read(path, as_version=4) for path in PATHS}
-#: The course, without the notebooks on the articles after the first.
+#: The course, without the notebooks on later articles.
 COURSE = {name: book for name, book in BOOKS.items() if name[0].isdigit()}
 
 
@@ -25,7 +25,7 @@ def code(book):
 
 
 def test_all_have_the_same_setup():
-    """As one of their first cells; tests/test_setup_cell.py runs it."""
+    """All notebooks have the same setup cell; tests/test_setup_cell.py runs it."""
     first = [{c.id: c.source for c in book.cells[:3]} for book in BOOKS.values()]
     assert len({cells.get("setup") for cells in first}) == 1
     assert "%pip install" in first[0]["setup"]
@@ -54,7 +54,7 @@ def test_figures_in_house_style():
         figures = [o["data"].get("image/svg+xml", "") for o in outputs if "data" in o]
         assert any(figures), name
         assert any("plots.style()" in cell.source for cell in code(book)), name
-        # Backgrounds are transparent, and no date makes a difference.
+        # Backgrounds are transparent, and the date is not stored.
         assert not re.search("<dc:date>|fill: #ffffff", "".join(figures)), name
 
 
@@ -99,7 +99,7 @@ def plain(text):
 
 @pytest.mark.parametrize("name", COURSE)
 def test_exercises_stand_beside_their_idea(name):
-    """Each with its task above it, and before any code that is its answer."""
+    """An exercise is below its task, and before any code that answers it."""
     cells, asked, before = COURSE[name].cells, [], set()
     for i, cell in enumerate(cells):
         if cell.cell_type == "code" and cell.id != "setup":
@@ -126,9 +126,9 @@ def test_exercises_stand_beside_their_idea(name):
 
 @pytest.mark.parametrize("name", COURSE)
 def test_predictions_are_blind(name):
-    """Ask for each prediction before its result, in the same section.
+    """Each prediction comes before its result, in the same section.
 
-    The code names no answer.
+    No cell contains the answer.
     """
     asked = []
     for cell in COURSE[name].cells:
@@ -140,7 +140,7 @@ def test_predictions_are_blind(name):
                 if call == "predict":
                     asked.append(node.args[0].value)
                 elif call == "reveal":
-                    # One by one, or in a loop over their names.
+                    # One at a time, or in a loop over names.
                     left = [name for name in asked if f'"{name}"' not in cell.source]
                     computed = node.args[1:]
                     literal = [x for x in computed if isinstance(x, ast.Constant)]
@@ -150,7 +150,7 @@ def test_predictions_are_blind(name):
 
 
 def answered(cell: str, right: bool) -> str:
-    """Return the source of a cell in which somebody has answered what it asks."""
+    """Return the source of a cell with each of its questions answered."""
     for asks, name in re.findall(r"^_ = ((?:check|golf)\((\w+))", cell, re.M):
         each = EXERCISES[name]
         wrong = f"EXERCISES[{name!r}].misconceptions[0][1](*given)"
@@ -180,7 +180,7 @@ def answered(cell: str, right: bool) -> str:
 @pytest.mark.parametrize("right", [False, True])
 @pytest.mark.parametrize("name", COURSE)
 def test_notebooks_run_whatever_is_answered(name, right, monkeypatch):
-    """Without answers they run as they are."""
+    """Notebooks run with right and with wrong answers."""
     monkeypatch.setenv("FWLAB_PROGRESS", "")
     book = nbformat.from_dict(COURSE[name])
     for cell in code(book):

@@ -1,4 +1,4 @@
-"""Pictures are compared by what they show, not by their bytes."""
+"""Test that pictures are compared by their contents, not by their bytes."""
 
 import functools
 import io
@@ -35,7 +35,7 @@ STORED = picture()
 @pytest.mark.parametrize(
     "change",
     [
-        {"salt": "b"},  # The names of markers, clips and hatches are hashes.
+        {"salt": "b"},  # Names of markers, clips and hatches are hashes.
         {"values": (1, 3.00001, 2)},
         {"shade": 0.503},  # the next colour of the map
     ],
@@ -68,7 +68,7 @@ def test_of_a_training_only_labels_count():
 
 
 class Cell:
-    """What nbval's comparison needs of a cell."""
+    """Provide the attributes of a cell that nbval's comparison reads."""
 
     parent = SimpleNamespace(skip_compare=("metadata",))
     colors = plugin.nocolors

@@ -1,4 +1,4 @@
-"""Figures can be read."""
+"""Test that figures are legible."""
 
 import re
 
@@ -11,7 +11,7 @@ from fwlab import plots
 
 
 def luminance(color):
-    """Compute relative luminance, as the WCAG define it."""
+    """Compute relative luminance by the definition of WCAG."""
     c = np.asarray(mpl.colors.to_rgb(color))
     return np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4) @ (
         0.2126,
@@ -27,7 +27,7 @@ def contrast(a, b):
 
 @pytest.mark.parametrize("page", ["#ffffff", "#121318"])
 def test_digits_of_a_matrix_stand_out(page):
-    """On cells of every colour, on light and dark pages alike."""
+    """Digits of a matrix have enough contrast on all colours, in both themes."""
     figure, ax = mpl.figure.Figure(facecolor=page), None
     ax = figure.subplots()
     plots.matrix(ax, torch.linspace(-2, 2, 81)[None], "from -2 to 2", limit=1.0)
@@ -35,14 +35,14 @@ def test_digits_of_a_matrix_stand_out(page):
     assert len(ax.texts) == 81
     assert len(digits) == 1
     paper = np.asarray(ax.get_facecolor())
-    assert paper[3] == 1  # the page does not shine through
+    assert paper[3] == 1  # the page is not visible through the cells
     for *color, alpha in ax.images[0].to_rgba(np.linspace(-2, 2, 81)[None])[0]:
         cell = alpha * np.asarray(color) + (1 - alpha) * paper[:3]
         assert contrast(cell, *digits) >= 4.5
 
 
 def test_a_slider_shows_its_first_picture_without_scripts():
-    """And it is the same every time, without a figure left open."""
+    """Without scripts, a slider shows its first picture; its HTML is reproducible."""
 
     def draw(value, axes):
         axes[1].plot([0, 1], [0, value])
@@ -55,7 +55,7 @@ def test_a_slider_shows_its_first_picture_without_scripts():
     assert html == made[1]._repr_html_() and repr(made[0]) == "<β>: 0.5, 1"
     frames = re.findall('<div data-value="([^"]+)"( hidden)?><img alt="([^"]+)"', html)
     assert frames == [("0.5", "", "&lt;β&gt; = 0.5"), ("1", " hidden", "&lt;β&gt; = 1")]
-    # The name is at the control: a label around both would name the output.
+    # The name is at the control, since a label around both would name the output.
     assert "<div hidden>&lt;β&gt; = <output>0.5</output> <input" in html
     assert 'aria-label="&lt;β&gt;" aria-valuetext="0.5"' in html
     assert 'min="0" max="1" value="0"' in html and html.count("<script>") == 1

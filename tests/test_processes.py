@@ -1,4 +1,4 @@
-"""Training by several processes, as torchrun starts them."""
+"""Test training by several processes, as torchrun starts them."""
 
 import subprocess
 import sys
@@ -27,14 +27,14 @@ def start(tmp_path):
         begin = [*many, str(number)] * (number > 1)
         command = [sys.executable, *begin, "-m", "fwlab", *TRAIN, *options]
         printed = subprocess.check_output(command, cwd=folder, text=True)
-        assert printed.count("parameters") == 1  # one of them prints
+        assert printed.count("parameters") == 1  # only one process prints
         return folder / "run"
 
     return start
 
 
 def assert_same(one, other):
-    """Allow for sums in another order: a rounding error, which four steps enlarge."""
+    """Require equality up to rounding errors of sums, which four steps enlarge."""
     for a, b in zip(metrics(one), metrics(other), strict=True):
         for name in {*a} & {"loss", "validation_loss"}:
             assert b[name] == pytest.approx(a[name], abs=1e-5)
@@ -53,7 +53,7 @@ def test_two_processes_train_as_one(start):
 
 
 def test_two_processes_continue_what_one_began(start):
-    """With carried state, of parts of a batch."""
+    """Two processes continue a run of one, with carried state, on parts of a batch."""
     options = ["--carry", "--accumulate", "2"]
     alone = start("alone", 1, *options, "--steps", "4")
     start("both", 1, *options, "--steps", "2")

@@ -1,4 +1,4 @@
-"""The algorithmic task of the Feedback Transformer, and rules that save work."""
+"""Test the algorithmic task of the Feedback Transformer, and rules that save work."""
 
 import random
 import re
@@ -18,7 +18,7 @@ from fwlab.data.programs import (
 
 
 def run(words, names):
-    """Have Python execute a statement."""
+    """Run a statement in Python."""
     text = " ".join(words).replace("++", "+= 1").replace("--", "-= 1")
     exec(re.sub(r"print (\w)", r"printed.append(\1)", text), {}, names)
 
@@ -28,7 +28,7 @@ def statements(tokens):
 
 
 def in_python(tokens):
-    """Return the output of a program, when Python executes it."""
+    """Return the output of a program in Python."""
     names = {"printed": []}
     for statement in statements(tokens):
         run(statement, names)
@@ -54,7 +54,7 @@ def test_labels_are_what_python_prints(variables):
 
 @pytest.mark.parametrize(("variables", "assigned"), [(3, 2.8), (5, 4.5)])
 def test_statistics(variables, assigned):
-    """Those of 2000 programs of another implementation of this grammar."""
+    """Mean counts of statements are those of another implementation's 2000 programs."""
     rng = random.Random(0)
     made = [program(100, variables, rng) for _ in range(150)]
     kinds = dict.fromkeys(("=", "++", "--", "if", "print"), 0)

@@ -1,4 +1,4 @@
-"""The contest of rules, the checker, and the template of a project."""
+"""Test the contest of rules, the checker, and the template of a project."""
 
 import json
 import re
@@ -32,7 +32,7 @@ def plain(W, k, v):
 
 
 def test_a_seed_is_the_same_run_alone_and_beside_others():
-    """So the seeds that run together share nothing."""
+    """A seed gives the same run on its own and beside others, which share no state."""
     alone = contest(plain, [0.1], [1], steps=3)
     beside = contest(plain, [0.3, 0.1], [0, 1], steps=3)
     for part in ("validation", "test"):
@@ -48,7 +48,7 @@ def test_only_the_rule_differs():
 
 
 def test_the_newest_value_is_asked_for():
-    """A table of keys, in which new values replace old ones, knows it."""
+    """The target is the newest value of a key, as in a dict of keys and values."""
     keys, values, ask, newest = _streams(3, 50)
     for row in range(50):
         table = dict(zip(keys[row].tolist(), values[row].tolist(), strict=True))
@@ -81,7 +81,7 @@ def test_fairness_says_what_is_unequal(change, sentence):
 
 
 def test_the_template_runs(tmp_path):
-    """With two optimiser steps. As it is, its rule is a copy of the bar."""
+    """The template runs for two steps, and its rule is a copy of the bar."""
     for name in ("rule.py", "compare.py"):
         shutil.copy(FOLDER / name, tmp_path)
     rule = (tmp_path / "rule.py").read_text("utf-8")
@@ -110,7 +110,7 @@ def test_samples_say_what_was_measured():
         marks = re.findall(r"^\|.*\| (\d) \| (.*) \|$", section, re.M)
         points = [int(mark) for mark, _ in marks]
         assert f"**{sum(points)} of 10.**" in section
-        # Each is given by the rubric's words for this number of points.
+        # The rubric's words for this number of points.
         for (_, *words), mark, (_, why) in zip(RUBRIC, points, marks, strict=True):
             assert f"*{words[mark]}*" in why
 
@@ -121,7 +121,7 @@ HEAD = "def step(W, k, v, beta):\n    "
 
 
 def test_a_rule_of_the_editor_is_a_step():
-    """For any number of heads, with gradients; what it is given stays as it was."""
+    """A rule of the editor takes any number of heads, has gradients, and copies W."""
     step = from_editor(f"{HEAD}W += beta * outer(v - W @ k, k)\n    return W", beta=0.7)
     for heads in ((), (3,), (2, 3)):
         W = torch.randn(*heads, 4, 5, requires_grad=True)
@@ -137,7 +137,7 @@ def test_a_rule_of_the_editor_is_a_step():
         torch.autograd.grad(new.sum(), W)
 
 
-#: What stands below the first line, or all of it; and the error.
+#: The text below the first line, or the complete text; and the error.
 REFUSED = """
 return W.data => line 2: there is no Attribute here
 return W[0] => line 2: there is no Subscript here

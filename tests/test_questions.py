@@ -1,4 +1,4 @@
-"""What notebooks ask beside exercises: predictions, and derivations with blanks."""
+"""Test predictions, and derivations with blanks, in the notebooks."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ from fwlab.exercises.questions import _predicted, _question, is_right
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
-    """Start each test with nothing predicted."""
+    """Start each test without predictions."""
     monkeypatch.setattr(progress, "_session", {})
     monkeypatch.setattr(progress, "_sure", {})
     _predicted.clear()
@@ -31,7 +31,7 @@ def alone(monkeypatch):
 
 @pytest.fixture
 def said(capsys):
-    """Call a function, and return what it prints as one line."""
+    """Call a function, and return its output as one line."""
 
     def said(function, *given, **named):
         capsys.readouterr()
@@ -126,7 +126,7 @@ def test_a_probability_is_from_0_to_1(sure, said):
 
 
 def test_the_curve_shows_how_often_somebody_was_right(said):
-    """Two groups: of three at 90 % two are right, of two at 50 % one."""
+    """The curve has two points: two of three right at 90 %, and one of two at 50 %."""
     names = [name for name, each in QUESTIONS.items() if each.choices][:5]
     for i, name in enumerate(names):
         assert predictions() is None
@@ -136,7 +136,7 @@ def test_the_curve_shows_how_often_somebody_was_right(said):
         predict(name, answer, sure=0.9 if i < 3 else 0.5)
         reveal(name)
     predict(names[0], QUESTIONS[names[0]].truth, sure=0.1)
-    reveal(names[0])  # the first one counts
+    reveal(names[0])  # the first prediction counts
     assert "74% on average; 60% of them were right." in said(predictions)
     (ax,) = predictions().axes
     _, low, high = ax.lines
@@ -210,7 +210,7 @@ def test_the_truth_is_right_and_every_mistake_is_named(name, said):
         {"a": "(phi**2).sum()"},
         {"a": "norm(phi) ** 2", "c": "torch.dot(phi, phi) * beta"},
         {"b": " 1 - phi @ phi * beta "},
-        # By the blank before it, and with functions of Python.
+        # An answer may use an earlier blank, and functions of Python.
         {"b": "1 - beta * a", "c": "a * beta"},
         {"a": "sum([max(x, -x) ** 2 for x in phi])"},
         {"a": "sum(phi[i] ** 2 for i in range(4))", "b": "exp(0) - beta * (phi @ phi)"},
@@ -231,7 +231,7 @@ def test_any_way_to_write_it_is_right(ways):
         ("phi @ W", "RuntimeError"),
         ("W", "expected the shape [], got [3, 4]"),
         ("2 * phi @ phi", "with phi = 0.5 yours is 0.5; right is 0.25."),
-        # It cannot change the symbols: where phi is 0, its length would be right.
+        # An expression gets copies, because with phi = 0 its length would be right.
         ("phi.zero_() @ phi", "with phi = "),
         ("exit()", "SystemExit"),
         (3, "with phi"),

@@ -1,4 +1,4 @@
-"""The layer of notebook 11 is that of transformers, and its small Qwen a checkpoint."""
+"""Test the layer and the small Qwen of notebook 11 against transformers."""
 
 import sys
 
@@ -15,7 +15,7 @@ from fwlab.exercises.course.to_qwen import (
 
 @pytest.mark.slow
 def test_transformers_returns_it_again():
-    """In any version, so that a change there is seen."""
+    """Any version of transformers returns the stored outputs; changes are detected."""
     pytest.importorskip("transformers.models.qwen3_5.modeling_qwen3_5")
     import qwen_layer
 
@@ -27,7 +27,7 @@ def test_transformers_returns_it_again():
 
 
 def test_a_small_qwen_is_a_checkpoint(monkeypatch):
-    """All its names are published ones; notebook 11 opens it in transformers."""
+    """A small Qwen is a checkpoint with published names, as notebook 11 shows."""
     load, seen = fwlab.models.load, []
 
     def spy(*given):

@@ -1,6 +1,6 @@
-"""Gradients by hand, as a function and as a node: what is computed, and how often.
+"""Test gradients by hand, as a function and as a node: what is computed, and how often.
 
-That the nodes of the operations keep what they promise is in test_compile.py.
+test_compile.py checks the nodes of operations.
 """
 
 import pytest
@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from fwlab.ops import _recurrence
 from fwlab.ops._recurrence import Recurrence
 
-#: What has been computed since a test began, and what was asked of it.
+#: Calls since a test began: the function, and which results it should compute.
 calls = []
 
 
@@ -49,7 +49,7 @@ product = Recurrence(
 
 @pytest.fixture(params=["function", "node"])
 def traced(request, monkeypatch):
-    """Make an ordinary call, or one that is traced."""
+    """Make an eager call, or a traced one."""
     calls.clear()
     if request.param == "node":
         monkeypatch.setattr(_recurrence, "is_traced", lambda x: True)

@@ -1,4 +1,4 @@
-"""The frame of docs/reproduce, and of every experiment its grid, claims and a point."""
+"""Test docs/reproduce: the command, and each experiment's grid, claims and a point."""
 
 import json
 import os
@@ -44,7 +44,7 @@ FOLDER = DOCS / "reproduce"
 
 
 def test_every_claim_is_recomputed_from_the_stored_points():
-    """The table of the site, row by row."""
+    """The table of claims is equal to claims of the stored points, row by row."""
     assert hook.TABLE.read_text("utf-8") == hook.table()
 
 
@@ -63,7 +63,7 @@ def test_the_verdict_of_an_experiment():
     ours = [Claim("", "", "", which) for which in (True, False)]
     for claims, word in (
         ([yes, yes], "reproduced"),
-        ([yes, ours[1]], "reproduced"),  # ours do not count beside published ones
+        ([yes, ours[1]], "reproduced"),  # our claims do not count beside published ones
         ([no], "not"),
         ([yes, no], "partly"),
         ([yes, overlap], "partly"),
@@ -80,7 +80,7 @@ def test_the_verdict_of_an_experiment():
 
 
 def test_claims_of_points_that_are_missing():
-    """Few rows of the table are like these."""
+    """A claim of missing points is "not run", unless other points contradict it."""
     assert order("", [[1.0], []]).verdict == order("", [[], []]).verdict == "not run"
     assert holds("", [], bool).verdict == "not run"
     low, high = [0.1] * 3, [0.8] * 3
@@ -89,7 +89,7 @@ def test_claims_of_points_that_are_missing():
 
 
 def test_seeds_of_an_order():
-    """Two say nothing; of a chain that is wrong, the pair that is wrong decides."""
+    """Two seeds decide nothing; in a chain, the pair that is wrong decides."""
     assert order("", [[0.1, 0.2], [0.3, 0.4]]).apart is None
     clear, mixed = [[0.1, 0.2, 0.3], [0.5, 0.6, 0.7]], [0.4, 0.55, 0.8]
     assert order("", [*clear, mixed]).verdict == "seeds overlap"
@@ -131,13 +131,13 @@ def test_points_are_saved_one_by_one_and_not_run_again(tmp_path):
     assert saved["run"]["command"] == "python docs/reproduce/tiny.py --quick"
     assert saved["run"]["commit"] and saved["run"]["threads"] == 1
     assert [runs.read(i) is None for i in range(4)] == [True, True, False, True]
-    assert Runs(TINY, False, tmp_path).read(2) is None  # of the full version
+    assert Runs(TINY, False, tmp_path).read(2) is None  # no point of the full version
     with pytest.raises(ValueError, match="a point from 0 to 3, got 4"):
         runs.run(4)
 
 
 def test_a_grid_can_be_run_in_parts(tmp_path):
-    """Also where the finished points of an earlier part are gone."""
+    """A grid can be run in parts, even if the points of an earlier part are deleted."""
     runs = Runs(TINY, True, tmp_path)
     one, two = runs.run(3), runs.run(2)
     assert [p["seed"] for p in runs.collect()["points"]] == [two["seed"], one["seed"]]
@@ -153,7 +153,7 @@ def test_a_grid_can_be_run_in_parts(tmp_path):
         results("tiny", True, tmp_path) == again
         and results("tiny", False, tmp_path) is None
     )
-    # Points with other settings do not stay.
+    # Points with other settings are dropped.
     changed = replace(TINY, points=lambda quick: [{**p, "S": 5} for p in tiny(quick)])
     Runs(changed, True, tmp_path).run(1)
     assert len(Runs(changed, True, tmp_path).collect()["points"]) == 1
@@ -192,7 +192,7 @@ def test_two_texts_never_mix(tmp_path):
     with pytest.raises(ValueError, match="2 texts as corpus 'any': use another folder"):
         runs.collect()
     assert results("tiny", True, tmp_path) == first
-    points[1]["corpus"] = "python"  # two corpora by their names are no mixture
+    points[1]["corpus"] = "python"  # named corpora may differ
     runs = Runs(read, True, tmp_path)
     runs.run(1)
     assert len(runs.collect()["points"]) == 2
@@ -203,7 +203,7 @@ def test_two_texts_never_mix(tmp_path):
 
 @pytest.fixture
 def command(tmp_path, monkeypatch, capsys):
-    """Run the command of `TINY`: what it prints, or why it ends."""
+    """Run the command of `TINY`; return its output, or its error."""
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["x.py", *arguments, "--out", str(tmp_path)])
@@ -228,7 +228,7 @@ def test_the_command_runs_one_point_and_collects(command, tmp_path):
 
 
 def test_errors_of_the_command(command, tmp_path):
-    """It complains before it works."""
+    """The command reports errors before it computes a point."""
     for arguments, what in {
         "--jobs 0": "expected jobs to be at least 1, got 0",
         "--point 999": "expected a point from 0 to ",
@@ -243,7 +243,7 @@ def test_errors_of_the_command(command, tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_run_continues_where_it_was(tmp_path):
-    """Two processes, SIGKILL to the first: workers end, points are kept."""
+    """After SIGKILL, workers end, finished points are kept, and a new run continues."""
     run = [sys.executable, FOLDER / "favor-underflow.py", "--quick"]
     run += ["--jobs", "2", "--out", str(tmp_path)]
     folder = tmp_path / ".points" / "favor-underflow.quick"
@@ -276,7 +276,7 @@ def test_a_killed_run_continues_where_it_was(tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_grid(name):
-    """Points are flat and different, with three seeds; committed ones are among them."""
+    """A grid has flat, distinct points with three seeds, and all stored points."""
     for quick in (True, False):
         points = load(name).points(quick)
         assert len({json.dumps(point) for point in points}) == len(points)
@@ -320,7 +320,7 @@ def test_models_that_are_compared_are_equally_large(name, some, apart):
 TEXT = "to be, or not to be, that is the question. " * 400
 SIZES = {"layers": 1, "d_model": 16, "batch": 2, "steps": 2, "warmup": 1}
 PARITY = formal.TASKS["parity"]
-#: What makes runs short: new values of names in scripts.
+#: Replacements that make runs short: new values of names in scripts.
 SHORT = {
     ("text", "load"): lambda name: TEXT,
     ("text", "SIZES"): {"small": SIZES},
@@ -347,7 +347,7 @@ SHORT = {
 MEMORY = {"S": 4, "d_key": 4, "budget": 20}
 PROGRAMS = {"statements": 12, "batch": 2, "steps": 20, "budget": 20, "parallel": 20}
 IMAGES = {"d_model": 8, "layers": 1, "budget": 1}
-#: Points: by which settings they are found, and which are smaller than in the grid.
+#: Points: settings that select them, and settings that make them smaller.
 TINY_POINTS = [
     ("erasing", {"task": "pairs, 0.3", "erased": "the key"}, {}),
     ("erasing", {"task": "source code", "erased": "the key"}, {}),
@@ -386,7 +386,7 @@ TINY_POINTS = [
 
 @pytest.mark.parametrize(("name", "some", "smaller"), TINY_POINTS)
 def test_a_tiny_point(name, some, smaller, monkeypatch):
-    """It finds what the stored points of its kind have, and twice the same."""
+    """A tiny point has the fields of stored points, and the same results twice."""
     for (script, what), value in SHORT.items():
         monkeypatch.setattr(import_module(script), what, value)
     experiment, stored = load(name), results(name, True) or results(name, False)
@@ -405,9 +405,9 @@ def test_a_tiny_point(name, some, smaller, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_quick_version(name, tmp_path):
-    """Compare with what the results of the site say clearly.
+    """The quick version confirms the clear claims of the results on the site.
 
-    Where their seeds overlap, another machine may say something else.
+    Claims with overlapping seeds may differ on another machine.
     """
     experiment, published = load(name), results(name, True)
     if published is None:

@@ -1,4 +1,4 @@
-"""docs/reproduce/aft.py and aft-stability.py: data, layers, and what is measured."""
+"""Test docs/reproduce/aft.py and aft-stability.py: data, layers, and measurements."""
 
 from importlib import import_module
 
@@ -32,7 +32,7 @@ def test_windows_of_text_are_the_same_characters_for_every_length(monkeypatch):
 
 
 def test_models_are_equally_large():
-    """Those without or with whole biases, too."""
+    """Models have the same size within 1 %, also without biases or with full ones."""
     for T, names in ((64, (*aft.OF_IMAGES, aft.WHOLE)), (128, aft.WINDOWS.values())):
         every = [aft.build(name, 18, T, 32, 2) for name in (*names, "aft-simple")]
         sizes = [sum(p.numel() for p in model.parameters()) for model in every]
@@ -40,7 +40,7 @@ def test_models_are_equally_large():
 
 
 def test_biases_by_rows_and_columns():
-    """Against a loop over pixels."""
+    """Biases by rows and columns give the result of a loop over pixels."""
     layer, x = aft.AFTConvImage(8, 2).double(), torch.randn(2, 64, 8).double()
     torch.nn.init.ones_(layer.kernel.gamma)
     kernel = layer.kernel().view(2, 9, 15)
@@ -57,7 +57,7 @@ def test_biases_by_rows_and_columns():
 
 
 def test_training_ends_where_the_loss_no_longer_falls(monkeypatch):
-    """The weights that count are those of the best evaluation, here the third."""
+    """Training ends with the weights of the best evaluation, here the third."""
     losses, seen = iter([3, 2.5, 2, 4, 4, 4, 4, 4, 0]), []
 
     def evaluate(model, tokens):
@@ -74,7 +74,7 @@ def test_training_ends_where_the_loss_no_longer_falls(monkeypatch):
 
 
 def test_every_way_to_compute_aft():
-    """All are right for small keys, and one for large keys."""
+    """Every way to compute AFT is right for small keys, only fwlab's for large keys."""
     k, v, w = (torch.randn(20, width).double() for width in (3, 3, 20))
     seen = torch.ones(20, 20, dtype=torch.bool).tril()
     exact = stability.softmax(k, v, w, seen)

@@ -1,4 +1,4 @@
-"""docs/reproduce/feedback-*.py: what a short memory sees, and what training costs."""
+"""Test docs/reproduce/feedback-*.py: the reach of a short memory, and the cost."""
 
 from importlib import import_module
 
@@ -17,7 +17,7 @@ USUAL = {"feedback": FeedbackTransformer, "transformer": SoftmaxAttention}
 
 
 def reached(layer):
-    """Return pairs of a step that is changed, and a step whose output then moves."""
+    """Return pairs of a changed step and a step whose output changes."""
     x = torch.randn(1, 12, 8, dtype=torch.float64)
     pairs = set()
     for changed in range(12):
@@ -35,8 +35,8 @@ def test_a_layer_sees_its_own_block_and_the_one_before(model):
     before = {(i, t) for t in range(12) for i in range(t + 1)}
     near = {(i, t) for i, t in before if t // 3 - i // 3 <= 1}
     if model == "feedback":
-        assert reached(layer) == before  # memories carry on what is not seen
-        layer.merge.data[1:] = -1000  # they are embeddings: only what is seen counts
+        assert reached(layer) == before  # memories carry earlier steps along
+        layer.merge.data[1:] = -1000  # memories are embeddings now
     assert reached(layer) == near
 
 
@@ -53,7 +53,7 @@ def test_a_long_memory_is_no_limit(model):
 
 
 def test_cost_counts_all_stages(monkeypatch):
-    """A chain is the layers of a transformer, or the tokens of a feedback layer."""
+    """The cost has all stages: a chain counts layers, or tokens of a feedback layer."""
     monkeypatch.setattr(curriculum, "EVERY", 1)
     tiny = {"statements": 5, "batch": 2, "budget": 4, "parallel": 3, "layers": 2}
     point = curriculum.points(True)[2] | tiny
@@ -69,11 +69,11 @@ def test_cost_counts_all_stages(monkeypatch):
 
 
 def test_tasks_are_what_the_page_says():
-    """A walk, and a count, by hand; copied and reversed answers follow a mark."""
+    """Tasks are those of the page: a walk, a count, copied and reversed sequences."""
     torch.manual_seed(0)
     actions, places = tasks.walk(3, 200)
     for steps, squares in zip(actions.tolist(), places.tolist(), strict=True):
-        place, turn = 0 + 0j, 1j  # a row and a column; it looks along the row
+        place, turn = 0 + 0j, 1j  # a row and a column; the walk begins along the row
         for step, square in zip(steps, squares, strict=True):
             turn *= {0: 1, 1: 1j, 2: -1j}[step]
             to = place + turn * (step == 0)

@@ -1,4 +1,4 @@
-"""Memories of pairs: the tasks, models and laws of experiments about retrieval."""
+"""Test tasks, models and laws of the experiments about memories of pairs."""
 
 import csv
 from hashlib import sha256
@@ -23,7 +23,7 @@ from fwlab.models.retriever import Retriever, feature_map
 
 @pytest.mark.parametrize("repeat", [False, True])
 def test_the_most_recent_value_of_a_key_counts(repeat):
-    """Without repetition every key and value occurs once."""
+    """The last value of a key is its answer; without repetition, all keys differ."""
     pairs = retrieval(20, 6, 12 if repeat else 6, repeat=repeat)
     for keys, values, answers in zip(*map(torch.Tensor.tolist, pairs), strict=True):
         known = dict(zip(keys, values, strict=True))
@@ -109,12 +109,12 @@ def test_asking_all_keys_trains_on_each_key_that_occurs(rule, repeat):
 
 
 def test_the_authors_evaluate_groups_of_the_first_keys(monkeypatch):
-    """Of 225 keys, seven groups of the first 200 count, and the last has eight."""
+    """The loss of the authors uses the first 200 of 225 keys, and groups of them."""
     model = Retriever(225, 2, "sum", "linear")
 
     def retrieve(keys, values, queries):
         found = F.one_hot(values.gather(1, keys.argsort(-1)), 225).float()
-        found[:, [199, 224]] = 0  # each costs 0.5; one is in the last group
+        found[:, [199, 224]] = 0  # each error costs 0.5; one is in the last group
         return found
 
     monkeypatch.setattr(model, "retrieve", retrieve)
@@ -125,8 +125,8 @@ def test_the_authors_evaluate_groups_of_the_first_keys(monkeypatch):
 @pytest.mark.parametrize(
     ("gain", "losses", "steps", "ended"),
     [
-        (0.0, [0.5 - 1e-5 * i for i in range(30)], 30, "budget"),  # each is better
-        (0.0, [0.4] * 30, 12, "no progress"),  # the first, and 11 that are not
+        (0.0, [0.5 - 1e-5 * i for i in range(30)], 30, "budget"),  # each loss is better
+        (0.0, [0.4] * 30, 12, "no progress"),  # the first, and 11 not better
         (0.002, [0.5 - 1e-5 * i for i in range(30)], 6, "no progress"),
         (0.002, [0.5 - 5e-4 * i for i in range(30)], 30, "budget"),  # a gain in 5
         (0.002, [0.4, 0.3, 0.1, 0.0009], 4, "solved"),
@@ -176,7 +176,7 @@ def test_all_steps_at_once_are_the_loop(name, erased):
 
 
 def test_each_direction_is_what_its_name_says():
-    """As long as the key, and not that of any other step or sequence."""
+    """Each direction has the length of the key, and is the one that its name says."""
     k = torch.rand(3, 2, 5, 4).double() + 0.1
 
     def direction(erased, mean=0.0):
@@ -254,7 +254,7 @@ def test_the_predictions_are_those_that_were_written_down():
 def test_the_best_memory_of_random_directions_has_the_loss_of_the_law(
     features, rank, decay, writes
 ):
-    """Without training: keys and values are projected, and the scale is the best one."""
+    """Untrained, the best memory of random directions has the loss of the law."""
     S, generator = 40, torch.Generator().manual_seed(1)
     torch.manual_seed(1)
     keys, values, last = law.draw_pairs(1000, S, writes)
@@ -270,7 +270,7 @@ def test_the_best_memory_of_random_directions_has_the_loss_of_the_law(
     loss = (scale * found - wanted).square().sum(-1).mean().item() / 2
     point = {"S": S, "map": "linear", "d_key": features, "rank": rank}
     point |= {"decay": decay, "writes": writes}
-    # That a key returns with the value it had, by chance, the law does not count.
+    # The law ignores that a key may return with the same value by chance.
     assert loss == pytest.approx(law.predicted(point), abs=0.008)
 
 

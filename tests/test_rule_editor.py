@@ -1,4 +1,4 @@
-"""The page of the rule editor: what it says of a mistake, and its tasks."""
+"""Test the page of the rule editor: its error messages, and its tasks."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from npm import program
 from test_blackboard import FIGURES, drawn, in_page
 
 HEAD = "def step(W, k, v, beta):\n    "
-#: What a text has below its first line, or all of it; and what the page says.
+#: The text below the first line, or the complete text; and the page's message.
 MISTAKES = """
 def step(W): return W => line 1: write def step(W, k, v, beta): and nothing else
 def step(W, k, k):; return W => line 1: an input stands there twice
@@ -84,7 +84,7 @@ console.log(JSON.stringify(JSON.parse(settings).map(([seeds, setting]) => {
   return { ...draws[0], shares: Object.fromEntries(rules.map(shares)) };
 })));
 """
-#: By name, how many draws, and of what.
+#: By name: the number of draws, and their options.
 ROOM = {"pairs": 5, "width": 24, "length": 1, "strength": 1}
 SETTINGS = {
     f"{task} {largest}": (5, ROOM | {"task": task, "two": largest == 2})
@@ -128,7 +128,7 @@ def test_tokens_say_what_each_key_should_hold(tasks):
 
 
 def test_what_rules_can_and_cannot(tasks):
-    """By theory, with room for all keys: see docs/figures/write.md."""
+    """Each rule solves the tasks that theory says: see docs/figures/write.md."""
 
     def shares(task, rule):
         return tasks[task]["shares"][rule]
@@ -140,7 +140,7 @@ def test_what_rules_can_and_cannot(tasks):
     for same in ("gated delta", "Kimi", "gated delta 2", "Comba", "RWKV-7"):
         assert shares("replace 2", same) == shares("replace 2", "delta")
     assert sum(shares("replace 2", "delta")) > sum(shares("replace 2", "sum"))
-    # Where not all keys fit: it helps to forget, or to correct.
+    # Where not all keys fit, decay or correction helps.
     gated, delta, adds = (sum(shares("tight", x)) for x in ("gated", "delta", "sum"))
     assert gated > delta + 1 > adds + 2
     assert shares("tight", "implicit") != shares("tight", "delta")

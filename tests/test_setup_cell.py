@@ -1,8 +1,8 @@
-"""The first code cell of the notebooks: where it finds fwlab, and in what order.
+"""Test the first code cell of the notebooks: where it finds fwlab, and in what order.
 
-Each test has a fresh virtual environment with all that is installed here,
-except fwlab, and no network. Behind the place in which fwlab has to be
-found, there are others that would not do.
+Each test has a new virtual environment with all packages that are installed here,
+except fwlab, and no network. Places that the cell searches later contain files
+that would be wrong.
 """
 
 import json
@@ -22,13 +22,13 @@ import fwlab
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 WHEEL = f"fwlab-{fwlab.__version__}-py3-none-any.whl"
-#: All notebooks have the same one.
+#: The setup cell, which all notebooks share.
 (SETUP,) = (
     "".join(cell["source"])
     for cell in json.loads(NOTEBOOKS[0].read_text("utf-8"))["cells"]
     if cell["id"] == "setup"
 )
-#: Runs cells as Jupyter does, and says where fwlab is then.
+#: A script that runs cells as Jupyter does, and prints where fwlab is then.
 RUN = """
 import sys
 from IPython.core.interactiveshell import InteractiveShell
@@ -36,7 +36,7 @@ from IPython.core.interactiveshell import InteractiveShell
 done = InteractiveShell.instance().run_cell(sys.stdin.read())
 print("stopped" if done.error_in_exec else sys.modules["fwlab"].__file__)
 """
-#: Runs notebooks as `jupyter execute` does.
+#: A script that runs notebooks as `jupyter execute` does.
 EXECUTE = """
 import sys
 import nbformat
@@ -67,7 +67,7 @@ def machine(tmp_path):
 
 
 class Machine:
-    """A virtual environment, and a folder for the notebook in another one."""
+    """Make a virtual environment, and a folder for the notebook in another folder."""
 
     def __init__(self, folder: Path):
         self.above = folder / "a course"  # a space in the path, as people have
@@ -87,8 +87,8 @@ class Machine:
         (self.packages / "others.pth").write_text(f"{self.others}\n")
 
     def run(self, code: str, text: str, **env: str) -> str:
-        """Return what it prints; all errors are in its output."""
-        # Only these variables: no other settings of the user.
+        """Return the output of `code`, including all errors."""
+        # Set only these variables, no other settings of the user.
         kept = {k: v for k, v in os.environ.items() if k in ("PATH", "OMP_NUM_THREADS")}
         kept |= {"HOME": str(self.home), "PIP_NO_INDEX": "1"}
         kept |= {"https_proxy": "http://127.0.0.1:9"}
@@ -108,13 +108,13 @@ class Machine:
         ).stdout
 
     def set_up(self, cell: str = SETUP, **env: str) -> Path:
-        """Return where fwlab is after the cell."""
+        """Return the path of fwlab after the cell."""
         said = self.run(RUN, cell, **env)
         assert Path(said.splitlines()[-1]).is_file(), said
         return Path(said.splitlines()[-1])
 
     def stop(self, cell: str = SETUP, **env: str) -> str:
-        """Return what the cell says when it stops."""
+        """Return the output of a cell that fails."""
         said = self.run(RUN, cell, **env)
         assert said.endswith("stopped\n"), said
         assert not list(self.packages.glob("fwlab*"))
@@ -133,7 +133,7 @@ ADDRESS = "https://git.example/a/b"
 
 
 def addressed() -> str:
-    """Return the cell after what docs/contribute.md says on addresses."""
+    """Return the cell with the URLs that docs/contribute.md describes."""
     page = (ROOT / "docs" / "contribute.md").read_text("utf-8")
     (change,) = re.findall(r"sed -i '(.*)' notebooks", page)
     done = subprocess.run(
@@ -160,13 +160,13 @@ def test_wheel_beside_the_notebook(machine, wheel):
     older = machine.here / "fwlab-9.0.0-py3-none-any.whl"
     older.write_text("an older file")
     os.utime(older, (0, 0))
-    # Loaded a second time; pip does not take such a name.
+    # A second download of the wheel, whose name pip refuses.
     (machine.here / WHEEL.replace(".whl", " (1).whl")).write_text("the same again")
-    # Folders of that name are not yet a checkout.
+    # Folders with the name fwlab are no checkouts.
     (machine.above / "fwlab").mkdir()
     (machine.here / "fwlab").mkdir()
     assert machine.set_up(addressed()) == machine.installed
-    # With data, without a torch of its own, and for good.
+    # The installation has data and no torch of its own, and is permanent.
     assert (machine.installed.parent / "data" / "results").is_dir()
     assert not list(machine.packages.glob("torch*"))
     assert machine.set_up() == machine.installed
@@ -187,7 +187,7 @@ def test_address(machine, tmp_path):
     alone = os.environ | {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
     for command in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "."]):
         subprocess.run([*git, *command], cwd=repository, env=alone, check=True)
-    # git reads the address that is set, and takes the folder instead.
+    # git reads the URL that is set, and uses the folder instead.
     instead = {
         "GIT_CONFIG_COUNT": "1",
         "GIT_CONFIG_KEY_0": f"url.{repository.as_uri()}.insteadOf",
@@ -197,7 +197,7 @@ def test_address(machine, tmp_path):
 
 
 def test_nowhere(machine):
-    """No place has it, or pip fails."""
+    """If fwlab is nowhere, or if pip fails, the cell says so."""
     (machine.above / "fwlab").mkdir()
     sentence = f"AssertionError: Put fwlab-*.whl into {machine.here}, and run"
     assert sentence in machine.stop()
@@ -207,7 +207,7 @@ def test_nowhere(machine):
 
 
 def test_torch_stays_as_it_is(machine, wheel):
-    """Even if it is too old, and pip could find a newer one."""
+    """The cell never replaces torch, even if it is too old and pip has a newer one."""
     for path in machine.others.glob("torch*"):
         path.unlink()
     links = machine.above / "links"
@@ -234,9 +234,9 @@ def test_torch_stays_as_it_is(machine, wheel):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_notebook_runs_alone(machine, wheel, path):
-    """Run a notebook and the wheel, both taken from the site, and nothing else.
+    """A notebook and the wheel, both from the site, run without other files.
 
-    There is no network, and no texts are kept from before.
+    There is no network, and no cached text.
     """
     shutil.copy(path, machine.here)
     shutil.copy(wheel, machine.here)

@@ -1,4 +1,4 @@
-"""Training, checkpoints, and the command line around them."""
+"""Test training, checkpoints, and their commands."""
 
 import copy
 import dataclasses
@@ -56,7 +56,7 @@ def test_every_mixer_trains_and_generates(tmp_path, mixer):
     trainer = Trainer(c, TEXT)
     run = list(trainer.run())
     assert run[0].loss == pytest.approx(math.log(len(trainer.vocabulary)), abs=0.3)
-    assert run[-1].val_loss < 2.7  # by frequencies alone: 3.05
+    assert run[-1].val_loss < 2.7  # by frequencies only: 3.05
     assert [p.step for p in run if p.val_loss is not None] == [10, 20]
     trainer.save(tmp_path / "model")
     loaded = load(tmp_path / "model")
@@ -70,7 +70,7 @@ def test_every_mixer_trains_and_generates(tmp_path, mixer):
 
 
 def test_a_step_is_that_of_adamw():
-    """Of clipped gradients, with a decay of matrices only."""
+    """A step is AdamW's, with clipped gradients and weight decay of matrices only."""
     c = config(clip=1e-6, weight_decay=0.9)  # so small that Adam's epsilon counts
     trainer = Trainer(c, TEXT)
     model, (x, y, *_) = copy.deepcopy(trainer.model), trainer._batch()
@@ -96,7 +96,7 @@ def test_each_step_draws_its_own_dropout(monkeypatch):
 
 
 def test_carried_windows_follow_one_another():
-    """Until the text ends; then it begins again, with an empty state."""
+    """Carried windows are consecutive; the text restarts with an empty state."""
     run = Trainer(config(carry=True), TEXT)
     rows, block = batches.in_rows(run.train_tokens, SMALL.batch), SMALL.block
     windows, logits = (rows.shape[1] - 1) // block, []
@@ -119,7 +119,7 @@ def test_carried_windows_follow_one_another():
 @pytest.mark.parametrize("mixer", ["delta", "transformer-xl"])
 def test_carried_validation_is_that_of_one_long_sequence(mixer):
     run = Trainer(config(mixer=mixer, carry=True), TEXT * 8)
-    assert len(run.val_tokens) > 1500  # longer than the parts it is read in
+    assert len(run.val_tokens) > 1500  # longer than the segments of evaluation
     for run.eval_rows in (1, 2):
         rows = batches.in_rows(run.val_tokens, run.eval_rows)
         logits = run.model(rows[:, :-1])
@@ -130,7 +130,7 @@ def test_carried_validation_is_that_of_one_long_sequence(mixer):
 
 
 def stopped(trainer, folder):
-    """Train five steps; returns the path of the checkpoint after them."""
+    """Train five steps, and return the path of the checkpoint after them."""
     for progress in trainer.run():
         if progress.step == 5:
             break
@@ -147,7 +147,7 @@ RESUMED += [{"first_block": 4, "grow_steps": 6, "schedule": "noam"}]
 
 @pytest.mark.parametrize("changes", RESUMED, ids=str)
 def test_resume_is_as_if_never_stopped(tmp_path, changes):
-    """Also where numbers are drawn: the generator has moved on in between."""
+    """A resumed run is the uninterrupted one, including random numbers."""
     c = config(**changes)
     whole = Trainer(c, TEXT)
     expected = losses(whole)
@@ -179,7 +179,7 @@ def test_validation_is_the_mean_and_takes_little_memory(monkeypatch, pack):
     trainer, seen = Trainer(c, TEXT), []
     hook = lambda *arguments: seen.append(arguments[2].numel())  # noqa: E731
     trainer.model.register_forward_hook(hook)
-    # Where a row ends, a document is cut.
+    # At the end of a row, a document is cut.
     assert trainer.evaluate() == pytest.approx(expected, abs=2e-3 if pack else 1e-6)
     assert len(seen) > 1 and max(seen) <= batches.LOGITS
 
@@ -230,7 +230,7 @@ def test_start_from_a_trained_transformer(tmp_path, mixer):
 
 
 def test_words_and_packed_documents(tmp_path):
-    """Of a folder, validated as if each document stood alone."""
+    """Training packs documents of words; validation reads each document separately."""
     (tmp_path / "texts").mkdir()
     for i in range(12):
         words = "a quick fox jumps over some lazy dogs " * (3 + i % 4)
@@ -252,13 +252,13 @@ def test_words_and_packed_documents(tmp_path):
     assert trainer.sample(length=3).count(" ") <= 3
 
 
-#: What their papers and pages say, to the digits that they give.
+#: Sizes of papers and pages, to the digits that they give.
 PUBLISHED = {"wt103-small": 40e6, "wt103-medium": 90e6, "transformer-xl": 90.9e6}
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets(name):
-    """Their sizes, also as the table of their page tells them."""
+    """Presets have their published sizes, which the table of the page repeats."""
     preset = PRESETS[name]
     c = preset.config
     with torch.device("meta"):
@@ -335,7 +335,7 @@ def test_learning_rate():
         ({"grow_steps": 2}, "first_block and grow_steps together, got .* None"),
         ({"carry": True, "first_block": 2}, "at most, got first_block and carry"),
         ({}, r"block \+ 1 = 17 characters .* got 90 and 10"),
-        # A row of the text for each of the twelve windows.
+        # Each of the twelve windows has a row of the text.
         (
             {"carry": True, "block": 7, "batch": 12},
             r"\* \(block \+ 1\) = 96 .* in order, got 90",
@@ -385,13 +385,13 @@ def once(tmp_path_factory):
 
 @pytest.fixture
 def trained(once, tmp_path):
-    """Return a trainer at its end, and a copy of its checkpoint to damage."""
+    """Return a trained trainer, and a copy of its checkpoint to damage."""
     trainer, path = once
     return trainer, Path(shutil.copy(path, tmp_path / "model"))
 
 
 def rewrite(path, **changes):
-    """Change the header, with a checksum that is right."""
+    """Change the header, and update the checksum."""
     with safe_open(path, "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         header = file.metadata() | changes
@@ -421,7 +421,7 @@ def flip(path, seed):
     ],
 )
 def test_a_damaged_checkpoint(trained, damage, message):
-    """A flipped bit, wherever it is, and what is no checkpoint of this kind."""
+    """A flipped bit anywhere, or a file of another kind, is reported in one line."""
     damage(trained[1])
     with pytest.raises(CheckpointError, match=message) as info:
         load(trained[1])
@@ -432,7 +432,7 @@ def test_resume_refuses_another_text(trained):
     _, path = trained
     with pytest.raises(CheckpointError, match="trained on another text"):
         Trainer(SMALL, TEXT[::-1], resume=load(path))  # the same alphabet
-    # The same text by another name is the same run.
+    # The same text with another name continues the run.
     assert Trainer(config(corpus="moved.txt"), TEXT, resume=load(path)).step == 12
 
 
@@ -462,10 +462,10 @@ RUN = [*TRAIN, "--out", "run"]
 
 @pytest.fixture
 def fwlab(monkeypatch, tmp_path):
-    """Call the command in a folder with a text: exit code, stdout, stderr."""
+    """Run the command in a folder with a text; return exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text(TEXT)
-    # Samples are most of the work of such small runs.
+    # Samples take most of the time of such small runs.
     sample = Trainer.sample
     monkeypatch.setattr(Trainer, "sample", lambda self, length: sample(self, length=4))
     return terminal.fwlab
@@ -473,7 +473,7 @@ def fwlab(monkeypatch, tmp_path):
 
 @pytest.fixture
 def run(fwlab, tmp_path):
-    """Return the folder of a run that has ended."""
+    """Return the folder of a finished run."""
     assert fwlab(*RUN)[0] == 0
     return tmp_path / "run"
 
@@ -483,7 +483,7 @@ def result_of(folder):
 
 
 def refused(*arguments):
-    """Return the one sentence that the command ends in, with exit code 2."""
+    """Return the only sentence of the error, which has exit code 2."""
     code, out, err = terminal.fwlab(*arguments)
     assert (code, err.count("\n")) == (2, 1)
     assert err.startswith("fwlab: ") and "Traceback" not in out + err
@@ -521,7 +521,7 @@ def test_best_has_the_lowest_validation_loss(fwlab, monkeypatch):
 
 
 def test_resume_and_what_it_says(fwlab):
-    """Also of the learning rate: more steps stretch its schedule."""
+    """A resumed run reports changes; more steps stretch the learning rate schedule."""
     train = [*TRAIN, "--out", "new", "--warmup", "1", "--lr", "0.01", "--resume"]
     assert "learning rate" not in fwlab(*train)[1]
     assert "nothing to do: new already has 6 steps" in fwlab(*train)[1]
@@ -545,13 +545,13 @@ def test_resume_and_what_it_says(fwlab):
 def test_a_run_is_not_overwritten(fwlab, run):
     before = (run / "metrics.jsonl").read_bytes()
     assert "--resume continues it, and --out" in refused(*RUN)
-    # Nor trained by two at a time, nor to fewer steps than it has.
+    # Two processes cannot continue a run, nor can fewer steps than it has.
     with locked(run):
         said = f"but process {os.getpid()} on "
         assert said in refused(*RUN, "--resume", "--steps", "9")
     assert "steps to be at least 6" in refused(*RUN, "--steps", "4", "--resume")
     assert (run / "metrics.jsonl").read_bytes() == before
-    # A damaged `last` is named, and `best` helps.
+    # The error names a damaged `last`, and recommends `best`.
     last = run / "last" / "checkpoint.safetensors"
     last.write_bytes(last.read_bytes()[:-9])
     said = "remove it, and --resume continues from run/best/checkpoint.safetensors"
@@ -561,7 +561,7 @@ def test_a_run_is_not_overwritten(fwlab, run):
 
 
 def test_a_result_is_one_of_the_last_checkpoint(fwlab, run, monkeypatch):
-    """Also after a run that was killed between its last checkpoint and its end."""
+    """A result belongs to the last checkpoint, even if the run was killed after it."""
     whole = result_of(run)
     (run / "result.json").unlink()
     assert fwlab(*RUN, "--resume")[0] == 0
@@ -569,14 +569,14 @@ def test_a_result_is_one_of_the_last_checkpoint(fwlab, run, monkeypatch):
     for name in ("config", "curve", "sample", "validation_loss", "corpus_sha256"):
         assert again[name] == whole[name]
     assert again["first_step"] == 6 and again["tokens_per_second"] is None
-    # A longer run removes it before it writes its first checkpoint.
+    # A longer run removes the result before it writes a checkpoint.
     monkeypatch.setattr("fwlab.training.checkpoint.serialize", fail)
     assert "disk full" in refused(*RUN, "--resume", "--steps", "9")
     assert load("run/last").step == 6 and not (run / "result.json").exists()
 
 
 def test_a_run_that_is_killed_three_times_is_the_same_run(tmp_path):
-    """At random moments, by SIGKILL."""
+    """A run killed three times by SIGKILL, at random moments, gives the same result."""
     train = [*RUN, "--carry", "--dropout", "0.2", "--log-every", "1"]
     train += ["--steps", "90", "--eval-every", "5", "--resume"]
     for name in ("whole", "cut"):
@@ -595,7 +595,7 @@ def test_a_run_that_is_killed_three_times_is_the_same_run(tmp_path):
     assert start(whole.parent).wait() == 0
     seconds = metrics(whole)[-1]["seconds"] / 4
     for moment in [random.random() for _ in range(3)]:
-        print(moment)  # pytest shows it if the test fails
+        print(moment)  # pytest shows the moment if the test fails
         before, process = written(), start(cut.parent)
         while written() == before:  # until training has begun
             time.sleep(0.01)
@@ -619,7 +619,7 @@ def test_a_run_that_is_killed_three_times_is_the_same_run(tmp_path):
 
 @pytest.fixture
 def ctrl_c():
-    """Give Ctrl-C its usual effect, even where all of pytest ignores it."""
+    """Give Ctrl-C its usual effect, even if all of pytest ignores it."""
     numbers = signal.SIGINT, signal.SIGTERM
     before = [signal.signal(each, signal.default_int_handler) for each in numbers]
     yield
@@ -629,7 +629,7 @@ def ctrl_c():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_saves_and_says_how_to_continue(fwlab, ctrl_c, monkeypatch, number):
-    """As a batch system does, with SIGTERM."""
+    """Ctrl-C or SIGTERM saves a checkpoint, and prints how to continue."""
     step = Trainer._train_step
 
     def stop(trainer):
@@ -644,12 +644,12 @@ def test_ctrl_c_saves_and_says_how_to_continue(fwlab, ctrl_c, monkeypatch, numbe
     assert "stopped after step 4" in err and "--resume continues" in err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert load("run/last").step == 4
-    # One that was stopped between two validations can end there.
+    # A run that was stopped between two validations can end there.
     shutil.copytree("run", "short")
     assert fwlab(*TRAIN, "--out", "short", "--steps", "4", "--resume")[0] == 0
     assert result_of("short")["validation_loss"] > 0
     assert fwlab(*RUN, "--resume")[0] == 0 and load("run/last").step == 6
-    # As in the background of a shell.
+    # Commands in the background of a shell ignore the signal.
     signal.signal(number, signal.SIG_IGN)
     monkeypatch.setattr(Trainer, "_train_step", stop)
     assert fwlab(*TRAIN, "--out", "ignored")[0] == 0
@@ -658,7 +658,7 @@ def test_ctrl_c_saves_and_says_how_to_continue(fwlab, ctrl_c, monkeypatch, numbe
 
 @pytest.mark.parametrize("every", [1, 2, 3, 100])
 def test_divergence_keeps_the_last_good_checkpoint(fwlab, tmp_path, monkeypatch, every):
-    """Whether the loss of a step or that of a validation shows it first."""
+    """Divergence in a step or a validation keeps the last finite checkpoint."""
     rate = lambda self, step: 1e38 if step > 2 else 1e-3  # noqa: E731
     monkeypatch.setattr(Config, "lr_at", rate)
     err = refused(*RUN, "--eval-every", str(every), "--log-every", "1")
@@ -678,7 +678,7 @@ def test_plot(fwlab, run):
     assert [*validated.get_xdata()] == [3, 6]
     assert [*training.get_ydata()] == [row["loss"] for row in rows]
     with open(run / "metrics.jsonl", "a") as file:
-        file.write('{"step": 9, "lo')  # cut by a kill
+        file.write('{"step": 9, "lo')  # a kill cut the line
     assert metrics(run) == rows
     assert "expected a run of fwlab train in nowhere" in refused("plot", "nowhere")
 
@@ -704,13 +704,13 @@ def test_dry_run(fwlab, tmp_path):
     code, out, _ = fwlab(*TRAIN, "--dry-run")
     assert code == 0 and "of 2 windows" in out and "6 steps take" in out
     assert not (tmp_path / "runs").exists()
-    # Forward, and twice as many backward: at least those of the weights.
+    # A forward and a backward pass, which is twice as much: at least for the weights.
     least = 4 * 2 * 16 * new_model(SMALL, 28).num_parameters()
     assert least < float(re.search(r"operations (\S+) per step", out)[1]) < 5 * least
 
 
 def test_threads(fwlab, monkeypatch):
-    """One, or as many as are asked for."""
+    """Training uses one thread, or as many as `--threads` says."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     seen = []
     monkeypatch.setattr(torch, "set_num_threads", seen.append)
@@ -722,7 +722,7 @@ def test_threads(fwlab, monkeypatch):
 
 
 def test_a_hybrid_stack_trains_and_generates(fwlab, tmp_path):
-    """Its checkpoint remembers the stack and the options of its layers."""
+    """A hybrid stack trains and generates, with the options of its checkpoint."""
     options = "--like kimi --conv 3 --out-norm --out-gate --beta-max 2 --rope 0.5"
     options += " --norm rms --mlp swiglu --layers 3 --mixer delta*2,softmax"
     assert fwlab(*TRAIN, *options.split())[0] == 0
@@ -737,7 +737,7 @@ def test_a_hybrid_stack_trains_and_generates(fwlab, tmp_path):
     assert isinstance(model.norm, torch.nn.RMSNorm)
     assert model.blocks[0].gate is not None
     code, out, _ = fwlab("generate", path, "--length", "40", "--seed", "1")
-    assert code == 0 and len(out) > 40  # beyond a window: there is no table
+    assert code == 0 and len(out) > 40  # longer than a window, without a table
 
 
 @pytest.mark.parametrize(
@@ -751,7 +751,7 @@ def test_a_hybrid_stack_trains_and_generates(fwlab, tmp_path):
         (["train", "--d-model", "2000000000"], "not enough memory"),
         (["generate", "none"], "there is no checkpoint none"),
         (["generate", "text.txt"], "text.txt is damaged or not a safetensors file"),
-        # Each would take the current folder: the value of an unset variable.
+        # An empty value, as of an unset variable, would mean the current folder.
         (["train", "--out="], "got an empty one: perhaps a shell variable"),
         (["look", "run", "--text", ""], "got an empty one: perhaps a shell variable"),
     ],
@@ -767,7 +767,7 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(
 
 
 def test_what_to_type_next(fwlab):
-    """Each of these commands runs as it is, also with a space in the path."""
+    """The commands that a run prints at its end work, also with a space in the path."""
     arguments = [*TRAIN, "--mixer", "sum,softmax", "--layers", "2", "--out", "a run"]
     _, _, said = fwlab(*arguments)[1].partition("\nnext:\n")
     commands = [shlex.split(line) for line in said.splitlines()]
@@ -775,11 +775,11 @@ def test_what_to_type_next(fwlab):
     *_, again = [fwlab(*command[1:]) for command in commands]
     assert {*os.listdir("a run")} >= {"look.svg", "curves.svg"}
     assert result_of("a run")["config"]["steps"] == 12
-    # From there on, and not with one more option each time.
+    # The command continues from there, without one more option each time.
     _, _, said = again[1].partition("\nnext:\n")
     *_, last = map(shlex.split, said.splitlines())
     assert last == [each.replace("12", "24") for each in commands[-1]]
-    # Where there are no fast weights, there is nothing to look at.
+    # Without fast weights, `fwlab look` is not recommended.
     assert "fwlab look" not in fwlab(*TRAIN, "--mixer", "softmax")[1]
 
 
@@ -813,7 +813,7 @@ def test_info(fwlab):
 
 
 def test_no_shell_ends_a_training(tmp_path):
-    """Neither a terminal without letters, nor a pipe that closes early."""
+    """A terminal in ASCII or a closed pipe does not end a training."""
     (tmp_path / "text.txt").write_text("žluťoučký kůň úpěl. " * 200, "utf-8")
     train = shlex.join([sys.executable, "-m", "fwlab", *RUN])
     env = os.environ | {"PYTHONIOENCODING": "ascii"}
@@ -822,7 +822,7 @@ def test_no_shell_ends_a_training(tmp_path):
 
 
 def test_a_closed_pipe_ends_other_commands_silently():
-    """As after `head -1`, but closed for sure before the first line."""
+    """A closed pipe, as of `head -1`, ends other commands without an error."""
     read, write = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "fwlab", "exercises", "list"]

@@ -1,4 +1,4 @@
-"""Transformer-XL against its formula, computed explicitly."""
+"""Test Transformer-XL against its formula, computed explicitly."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def make(memory, segment, layers=2, d_model=12, dtype=torch.float64):
 
 
 def written_out(layer, x):
-    """Query by query, key by key, term by term."""
+    """Compute attention for each query and key, term by term."""
     heads, width = layer.content_bias.shape
     W_q, W_kE, W_v, W_kR = (
         project.weight.view(heads, width, -1)
@@ -49,7 +49,7 @@ def written_out(layer, x):
 
 @cuts
 def test_formula(memory, segment):
-    """Outputs and every gradient, through two layers."""
+    """Outputs and all gradients of two layers are those of the formula."""
     model, x = make(memory, segment)
     x.requires_grad_()
     plain = x
@@ -83,13 +83,13 @@ def test_prefill_and_step_are_forward(memory, segment, masked):
         y, state = model.step(x[:, t], state)
         pieces.append(y[:, None])
         size = sum(part.numel() for layer in state for part in layer[:2])
-        assert size == 2 * model.state_size(t + 1)  # of two sequences
+        assert size == 2 * model.state_size(t + 1)  # for two sequences
     torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-10, atol=1e-11)
     assert model.state_size(10**6) <= model.state_size()
 
 
 def test_state_sizes_of_table_4():
-    """In millions: the sum of memory and target, not the product."""
+    """State sizes are those of table 4, in millions: memory plus target length."""
     millions = []
     for memory, segment in ((15, 1), (64, 64), (128, 128), (384, 384)):
         with torch.device("meta"):
@@ -99,7 +99,7 @@ def test_state_sizes_of_table_4():
 
 
 def test_gradients_through_the_state():
-    """Within a segment as in the whole sequence; across segments, none."""
+    """Gradients pass through the state within a segment, and stop between segments."""
     model, x = make(5, 8)
     x.requires_grad_()
     r = torch.randn(2, 5, 12, dtype=torch.float64)
@@ -122,7 +122,7 @@ def test_gradients_through_the_state():
         ([PART, PART], r"expected state to be a SegmentState \(memory, segment, mask\), got Tensor"),
         ([(PART[0], PART, None)] * 2, r"expected state.memory of shape \[2, 0, 3, 8\].*got \[3, 3, 8\]"),
         ([(PART, PART[:1], None)] * 2, r"expected state.segment of shape \[2, 3, 3, 8\].*got \[1, 3"),
-        # Longer than the memory, and than the segment, of this model.
+        # Longer than the memory and than a segment of this model.
         ([(PART.repeat(1, 2, 1, 1), PART, None)] * 2, r"state.memory .*\[2, 5, 3, 8\]"),
         ([(PART, PART.repeat(1, 2, 1, 1), None)] * 2, r"state.segment .*\[2, 4, 3, 8\]"),
         ([(PART, PART, PART)] * 2, "expected state.mask to be a bool tensor"),
@@ -133,7 +133,7 @@ def test_states_that_do_not_fit(state, message):
     model, x = make(5, 4)
     refuses(lambda: model.prefill(x, state), message)
     refuses(lambda: model.step(x[:, 0], state), message)
-    model.prefill(x, [(PART, PART, MASK)] * 2)  # this one does
+    model.prefill(x, [(PART, PART, MASK)] * 2)  # this state fits
 
 
 def test_sinusoids():

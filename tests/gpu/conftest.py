@@ -1,4 +1,4 @@
-"""Tests that need an NVIDIA GPU: python -m pytest -m gpu tests/gpu."""
+"""Configure tests that need an NVIDIA GPU: python -m pytest -m gpu tests/gpu."""
 
 import pytest
 import torch

@@ -1,8 +1,8 @@
-"""The step of the feedback memory as a CUDA graph, on a GPU.
+"""Test the CUDA graph of a step of the feedback memory, on a GPU.
 
 python -m pytest -m gpu tests/gpu/test_feedback_graph.py
 
-That its numbers are right is in test_kernels.py.
+test_kernels.py compares the results with the loop.
 """
 
 import threading
@@ -43,14 +43,14 @@ def outcome(p, state=None):
 
 
 def same(got, wanted, limit=1e-6):
-    """Compare bit for bit, unless cuBLAS chose other kernels."""
+    """Compare exactly; allow rounding errors if cuBLAS chose other kernels."""
     for a, b in zip(got, wanted, strict=True):
         assert torch.equal(a, b) or error(a, b) < limit
 
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """Count the graphs that are captured."""
+    """Count the CUDA graphs that are captured."""
     made = []
 
     class Graph(torch.cuda.CUDAGraph):
@@ -66,7 +66,7 @@ def graphs(monkeypatch):
 @pytest.mark.parametrize("past", [0, 5])
 @pytest.mark.parametrize("time", [16, 17, 63, 200])
 def test_graph_is_the_loop(time, past, shared, graphs, monkeypatch):
-    """Twice in a row, forward and backward."""
+    """Two calls of the graph give the results of the loop, forward and backward."""
     p, state = make(time, shared=shared, past=past)
     with monkeypatch.context() as patch:
         patch.setattr(kernels, "PLAYED", 10**9)
@@ -88,7 +88,7 @@ def test_without_gradients(graphs):
 
 
 def test_two_forwards_before_one_backward():
-    """Also of other sizes, and backward twice over one graph of autograd."""
+    """A forward of another size or a second backward does not change gradients."""
     p, _ = make(64)
     other, _ = make(33, shared=1, seed=5)
     wanted = outcome(p)[3:]
@@ -102,7 +102,7 @@ def test_two_forwards_before_one_backward():
 
 
 def test_on_another_stream():
-    """It waits for inputs that are computed late, and for results."""
+    """On another stream, the graph waits for inputs, and the caller for results."""
     p, _ = make(64)
     wanted = outcome(p)
     stream = torch.cuda.Stream()
@@ -119,7 +119,7 @@ def test_on_another_stream():
 
 
 def test_memory_may_be_reused_at_once():
-    """The graph and its memory are freed while it may still be running."""
+    """Results are right if memory is freed and reused while a graph may be running."""
     p, _ = make(200)
     wanted = outcome(p)
     for _ in range(5):
@@ -132,7 +132,7 @@ def test_memory_may_be_reused_at_once():
 
 @pytest.mark.parametrize("held", ["memory_allocated", "memory_reserved"])
 def test_memory_does_not_grow(held):
-    """Graphs share theirs: nothing is given back in between."""
+    """Memory stays constant over ten calls, because graphs share a memory pool."""
     p, sizes = make(64)[0], []
     for _ in range(10):
         outcome(p)
@@ -144,7 +144,7 @@ def test_memory_does_not_grow(held):
 
 
 def test_within_a_graph_of_the_caller(graphs):
-    """Forward, of one step more than a graph needs."""
+    """A caller's own CUDA graph can capture the forward pass."""
     p, _ = make(kernels.PLAYED + 1)
     with torch.no_grad():
         wanted = run(p)
@@ -160,7 +160,7 @@ def test_within_a_graph_of_the_caller(graphs):
 
 
 def test_a_step_that_fails(monkeypatch):
-    """The recording is ended, and the next call is as if it never was."""
+    """An error during capture ends the capture, and the next call is right."""
     p, _ = make(64)
     wanted, launch = run(p), _triton.launch
 

@@ -1,4 +1,4 @@
-"""The fuzzer's cases on kernels."""
+"""Run the fixed cases of the fuzzer on kernels."""
 
 import fuzz
 import pytest

@@ -1,4 +1,4 @@
-"""Kernels as nodes of a graph: their shapes, their gradients, the same bits."""
+"""Test kernels as nodes of a graph: their shapes, gradients and exact results."""
 
 import pytest
 import torch
@@ -35,6 +35,6 @@ NODES = {
 
 @pytest.mark.parametrize("name", NODES)
 def test_nodes(name):
-    """What PyTorch itself checks of an operator."""
+    """Each node passes PyTorch's own checks of custom operators (`opcheck`)."""
     recurrence, arguments = NODES[name]
     torch.library.opcheck(recurrence.node, (*arguments, True))

@@ -1,4 +1,4 @@
-"""Every kernel once, forward and backward; the rest is slow."""
+"""Run every kernel once, forward and backward; all other tests here are slow."""
 
 import json
 from pathlib import Path
@@ -9,8 +9,8 @@ from fwlab.ops import _triton
 
 TABLE = Path(__file__).resolve().parents[2] / "docs/results/kernels.json"
 SIZES = "implementation=triton dtype=float32 state=1 batch=2 heads=2 key=4 value=3"
-#: Cases (two chunks, or tiles of four), and multiprocessors: where they are many,
-#: outputs have a kernel of their own.
+#: Cases (two chunks, or tiles of four), and multiprocessors: if there are many,
+#: outputs have a separate kernel.
 CASES = [
     ("op=sum_rule fewer=1 normalize=1 time=17", 1),
     ("op=gated_rule fewer=1 time=17", 1),

@@ -1,6 +1,6 @@
-"""Every kernel compiles for GPUs that this machine lacks, and spills no more than known.
+"""Compile every kernel for GPUs that this machine lacks, and count register spills.
 
-`python tests/machine/test_compiled.py` writes what they need to
+`python tests/machine/test_compiled.py` writes the resources of all kernels to
 docs/results/kernels.json.
 """
 
@@ -80,7 +80,7 @@ def meta(*shape: int, dtype: torch.dtype = FP32) -> torch.Tensor:
 
 
 def call(name: str) -> torch.Tensor:
-    """Compute a case, on the device "meta"."""
+    """Compute a case on the device "meta"."""
     op, dtype, sizes, width, _ = CASES[name]
     options: dict[str, Any] = {"implementation": "triton"}
     if op is ops.feedback:
@@ -106,14 +106,14 @@ def call(name: str) -> torch.Tensor:
 
 
 def launches(name: str, capability: tuple[int, int]) -> list[Launch]:
-    """List the launches of forward and backward of a case on such a GPU."""
+    """List the launches of a case, forward and backward, for a compute capability."""
     with recording(capability) as recorded:
         call(name).sum().backward()
     return recorded
 
 
 def build(launch: Launch, capability: tuple[int, int]) -> Any:
-    """Compile the kernel of a launch for that compute capability."""
+    """Compile the kernel of a launch for a compute capability."""
     kernel = launch.kernel
     given = dict(zip(kernel.arg_names, launch.arguments, strict=False))
     given |= launch.constants
@@ -137,7 +137,7 @@ def build(launch: Launch, capability: tuple[int, int]) -> Any:
         target=GPUTarget("cuda", 10 * capability[0] + capability[1], 32),
         options=_triton.options(launch.warps, launch.stages),
     )
-    # Triton has no tensor cores before 8.0: products would fall apart.
+    # Triton has no tensor cores before 8.0: it would split products into scalars.
     assert capability >= _triton.TENSOR_CORES or "tt.dot" not in made.asm["ttir"]
     # No product is pending across a wait, so ptxas before 13.3 will do:
     # docs/kernels/index.md.
@@ -147,11 +147,11 @@ def build(launch: Launch, capability: tuple[int, int]) -> Any:
 
 
 def choose_ptxas(capability: tuple[int, int]) -> str:
-    """Let Triton compile with its own ptxas, the newer one for Hopper; its version."""
+    """Let Triton use its own ptxas, the newer one for Hopper; return its version."""
     folder = Path(triton.__file__).parent / "backends/nvidia/bin"
     newer = capability[0] >= _triton.HOPPER
     knobs.nvidia.ptxas = str(folder / ("ptxas-blackwell" if newer else "ptxas"))
-    get_ptxas_version.cache_clear()  # it is in the names of what Triton keeps
+    get_ptxas_version.cache_clear()  # Triton's cache uses the version as a key
     return re.search(r"V([\d.]+)", get_ptxas_version())[1]
 
 
@@ -178,19 +178,19 @@ def uses(name: str, capability: tuple[int, int]) -> dict[str, dict[str, int]]:
 
 
 def versions() -> dict[str, str]:
-    """Return the releases that compile: of Triton, and of ptxas for each GPU."""
+    """Return the versions that compile: of Triton, and of ptxas for each GPU."""
     found = {"ptxas, sm_{}{}".format(*target): choose_ptxas(target) for target in ALL}
     return {"triton": triton.__version__, **found}
 
 
 @pytest.mark.parametrize(("name", "capability"), TARGETS)
 def test_what_kernels_take(name, capability):
-    """All that is shipped fits, and spills no more than the table says."""
+    """Kernels fit into shared memory and spill little more than the table says."""
     table = json.loads(TABLE.read_text("utf-8"))["kernels"][name]
     target, found = "{}{}".format(*capability), uses(name, capability)
     known = {key for key in table if key.endswith(target)}
     assert found.keys() == known, "run python tests/machine/test_compiled.py"
-    for key, use in found.items():  # another compiler may give other numbers
+    for key, use in found.items():  # other compiler versions may give other numbers
         assert use["shared"] <= ROOM[capability], key
         assert use["stack"] <= table[key]["stack"] + 512, key
 

@@ -1,7 +1,7 @@
-"""The built site, for all its tests.
+"""Provide the built site to all its tests.
 
-Not in a conftest.py, of which there are several, so that nobody can tell which of
-them an import finds.
+Not in a conftest.py: there are several, and an import of `conftest` could find
+any of them.
 """
 
 import os
@@ -15,10 +15,10 @@ import pytest
 from mkdocs.utils.yaml import yaml_load
 
 ROOT = Path(__file__).resolve().parents[2]
-#: The addresses, as mkdocs.yml takes them.
+#: The URLs of the site and the repository, as mkdocs.yml reads them.
 REPOSITORY, SITE = os.getenv("REPO_URL", ""), os.getenv("SITE_URL", "")
 SETTINGS = yaml_load((ROOT / "mkdocs.yml").read_text("utf-8"))
-#: Pages that have moved, by their old name.
+#: Pages that have moved, by their old URL.
 (MOVED,) = (
     {
         re.sub(r"\.\w+$", ".html", old): re.sub(r"\.\w+$", ".html", new)
@@ -27,10 +27,10 @@ SETTINGS = yaml_load((ROOT / "mkdocs.yml").read_text("utf-8"))
     for plugin in SETTINGS["plugins"]
     if "redirects" in plugin
 )
-#: The width of a page, with what is beside the window.
+#: The expression for the width of a page, including what is outside the window.
 WIDTH = "document.documentElement.scrollWidth"
 AXE = ROOT / ".cache" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
-#: Milliseconds to wait for what a page does at once on a quiet machine.
+#: Milliseconds to wait for a change that a quiet machine makes at once.
 PATIENCE = 120_000
 #: The expressions of `asks.js` by name, without the comments between them.
 _, *NAMED = re.split(
@@ -47,17 +47,17 @@ asks = SimpleNamespace(
 
 
 def some(all_, *usual: str) -> list:
-    """Mark what is tested each time; the others come with `make test-all`."""
+    """Select the parameters of `make test`; `make test-all` takes all of them."""
     assert {*usual} <= {*all_}
     slow = pytest.mark.slow
     return [each if each in usual else pytest.param(each, marks=slow) for each in all_]
 
 
 def until(tab, condition: str, argument=None) -> None:
-    """Wait until an expression, or a function of what is given, is true in a page.
+    """Wait until an expression, or a function of `given`, is true in a page.
 
-    Playwright's own `wait_for_function` evaluates a text inside the page, again
-    and again, which the policy of the page forbids.
+    Playwright's own `wait_for_function` evaluates a string inside the page, again
+    and again, which the content security policy of the page forbids.
     """
     end = time.monotonic() + PATIENCE / 1000
     while not tab.evaluate(condition, argument):
@@ -66,7 +66,7 @@ def until(tab, condition: str, argument=None) -> None:
 
 
 def search(tab, query: str) -> None:
-    """Type a query before the index, which a page fetches only then, has come."""
+    """Type a query before the index arrives, which a page fetches only then."""
     entries = "performance.getEntriesByType('resource').map((e) => e.name).join()"
     assert "assets/search.js" not in tab.evaluate(entries)
     tab.keyboard.press("/")
@@ -75,7 +75,7 @@ def search(tab, query: str) -> None:
 
 
 class Page(HTMLParser):
-    """What a page links to, what it loads, and what can be linked to."""
+    """Collect the links, the resources and the ids of a page."""
 
     def __init__(self, path: Path):
         super().__init__()

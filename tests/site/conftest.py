@@ -1,9 +1,9 @@
-"""The built site, as a reader without a network sees it.
+"""Build the site, and open it as a reader without a network does.
 
-It is built once, strictly, and opened in headless Chromium. Whatever the
-browser asks of anybody but the local server is blocked and recorded.
-FWLAB_SITE names the folder of a site that has been built already: quicker,
-while a page is being made.
+It is built once, strictly, and opened in headless Chromium. All requests of the
+browser to other hosts than the local server are blocked and recorded.
+FWLAB_SITE names the folder of a site that has been built already: faster
+while you write a page.
 """
 
 import os
@@ -25,7 +25,7 @@ def site(tmp_path_factory) -> Path:
     if built := os.environ.get("FWLAB_SITE"):
         return Path(built).resolve()
     folder = tmp_path_factory.mktemp("site")
-    # Not with --quiet, which hides warnings from --strict.
+    # Do not use --quiet, which hides warnings from --strict.
     build = ["-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     for command in (["docs/tools/npm.py"], build):
         done = subprocess.run(
@@ -43,7 +43,7 @@ def site(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def pages(site) -> dict[str, Page]:
-    """Return all but 404.html, which stands alone, and those that lead to a new place."""
+    """Return all pages of the site except 404.html and redirects."""
     names = (path.relative_to(site).as_posix() for path in site.rglob("*.html"))
     return {name: Page(site / name) for name in sorted({*names} - {"404.html", *MOVED})}
 
@@ -61,7 +61,7 @@ def browser():
 
 
 class Browser:
-    """A browser of playwright, which is started when it is not there."""
+    """Wrap a browser of playwright, which is started on first use."""
 
     def __init__(self, start):
         self.start, self.running = start, None
@@ -72,15 +72,15 @@ class Browser:
         return getattr(self.running, name)
 
 
-#: What playwright says when a page, or all of the browser, is gone.
+#: Playwright's messages when a page or the browser has crashed.
 GONE = re.compile("playwright.*(crashed|has been closed|Connection closed)")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item, nextitem):
-    """Repeat a test whose browser crashed: that says nothing of the site.
+    """Repeat a test whose browser crashed, because a crash is no error of the site.
 
-    Only then: what fails for any other reason has failed.
+    A test that fails for any other reason is not repeated.
     """
     if "browser" not in getattr(item, "fixturenames", ()):
         return None

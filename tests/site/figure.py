@@ -1,4 +1,4 @@
-"""One driver for all figures: what a reader does with one, and what it shows."""
+"""Drive any figure as a reader does, and read what it shows."""
 
 import json
 import re
@@ -7,7 +7,7 @@ import pytest
 from built import PATIENCE, until
 from keep_figures import address as page_of
 
-#: What an expression about the `root` of a figure may use.
+#: Functions that an expression about the `root` of a figure may use.
 SHORT = """
   const state = () => root.figure.state();
   const words = () => root.querySelector(".fw-words").textContent;
@@ -23,16 +23,16 @@ def number(text: str) -> float:
 
 
 def parted(still: str) -> tuple[list[str], list[str]]:
-    """Return its marks and texts, and its numbers; images are no text."""
+    """Split HTML into marks and texts, and numbers; image data is replaced."""
     still = re.sub(r"data:image/png;base64,[\w+/=]+", "image", still)
     parts = re.split(r"([−-]?\d+(?:\.\d+)?)", still.strip())
     return parts[::2], parts[1::2]
 
 
 def near(one: str, other: str) -> bool:
-    """Say whether numbers are the same, or neighbours of as many decimals.
+    """Return True if numbers are equal or differ by one in the last decimal.
 
-    Processors round `exp` differently, and what is shown may be on the edge.
+    Processors round `exp` differently, which can change the last decimal shown.
     """
     decimals = max(len(x.partition(".")[2]) for x in (one, other))
     off = abs(number(one) - number(other))
@@ -40,7 +40,7 @@ def near(one: str, other: str) -> bool:
 
 
 class Figure:
-    """A figure in a tab."""
+    """Drive a figure in a tab of the browser."""
 
     def __init__(self, tab, name: str):
         self.tab, self.name = tab, name
@@ -48,12 +48,12 @@ class Figure:
         self.css, self.role = self.root.locator, self.root.get_by_role
         self.text = tab.get_by_label("Text to read")
 
-    # What it shows
+    # Read the figure
 
     def ask(self, expression: str, given=None):
         """Return the value of an expression in JavaScript of its `root` and `given`.
 
-        Many questions in one are much cheaper than one by one.
+        One long expression is much faster than many short ones.
         """
         ask = f"(root, given) => {{ {SHORT} return {expression}; }}"
         return self.root.evaluate(ask, given)
@@ -71,12 +71,12 @@ class Figure:
         return self.tab.evaluate("document.activeElement.textContent")
 
     def fetched(self) -> list[str]:
-        """List the files of weights that its page has fetched."""
+        """List the weight files that the page has fetched."""
         entries = "performance.getEntriesByType('resource').map((e) => e.name)"
         names = [n for n in self.tab.evaluate(entries) if n.endswith(".safetensors")]
         return [name.partition("figures/")[2] for name in names]
 
-    # What a reader does
+    # Use the figure
 
     def press(self, name: str):
         self.role("button", name=name, exact=True).click()
@@ -85,7 +85,7 @@ class Figure:
         self.role("radio", name=name, exact=True).check()
 
     def slider(self, label: str):
-        # Its value may be a part of its name.
+        # The name of a control may contain its value.
         return self.role("slider", name=re.compile(f"^{re.escape(label)}"))
 
     def slide(self, label: str, value: float):
@@ -105,13 +105,13 @@ class Figure:
         self.until(f"words().includes({json.dumps(text)})")
 
     def starter(self):
-        """Return what fetches the model; at home, the change that is one press away."""
+        """Return the button that starts the model; at home, the suggested change."""
         if self.name == "live":
             return self.css("button").first
         return self.role("button", name="Start the model")
 
     def start(self):
-        """Wait for the model that it runs; that of the home page comes at once."""
+        """Wait for the model of the figure; the home page fetches its model at once."""
         if self.name == "live":
             self.until("state().answers !== null")
         else:
@@ -121,10 +121,10 @@ class Figure:
 
 @pytest.fixture
 def look(browser, address):
-    """Open pages; complain at the end of each test about all they said.
+    """Open pages; fail at the end of a test if a page logged a message or an error.
 
-    Also if they ask anybody but their own address. No route is set for that, since
-    OPTIONS let no page find anybody else.
+    Fail if a page requested another host, too. No route is set for that, since
+    OPTIONS prevent any page from finding another host.
     """
     contexts, seen = [], []
 
@@ -142,7 +142,7 @@ def look(browser, address):
         """Open a tab with a page of the site, or of a copy at `base`.
 
         - `timed`: time stands still until a test advances it.
-        - `script`: runs before those of the page.
+        - `script`: runs before the scripts of the page.
         """
         window = {"width": width, "height": height}
         looks = {"viewport": window, "reduced_motion": motion, "color_scheme": scheme}
@@ -158,7 +158,7 @@ def look(browser, address):
             tab.on("console", lambda m: seen.append(f"console {m.type}: {m.text}"))
             tab.on("pageerror", lambda error: seen.append(f"error: {error}"))
 
-        if base.startswith("file:"):  # else routes that a test sets later see no file
+        if base.startswith("file:"):  # else later routes of a test see no file
             context.route("http*://**", lambda route: route.abort())
         context.on("requestfailed", refused)
         context.on("page", watch)
@@ -166,7 +166,7 @@ def look(browser, address):
         if script:
             tab.add_init_script(script)
         if timed:
-            # In such a time, timers of the theme fail.
+            # With `timed`, timers of the theme fail.
             context.route("**/bundle.*.min.js", lambda r: r.fulfill(body=""))
             tab.clock.install()
         tab.goto(base + page, wait_until="load")
@@ -183,7 +183,7 @@ def look(browser, address):
 
 @pytest.fixture
 def fresh(look):
-    """Open a page for its figure."""
+    """Open the page of a figure."""
 
     def fresh(
         name: str, size: tuple[int, int] = (1440, 900), place: str = "", **options

@@ -1,4 +1,4 @@
-"""What the scripts of docs/figures compute, by Node, without a page."""
+"""Run the scripts of docs/figures with Node, without a page."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from frames import DATA
 from npm import CACHE, program
 
 FIGURES, MODULES = ROOT / "docs" / "figures", CACHE / "node_modules"
-#: What a script asks of its page when it begins, where there is none.
+#: Objects that a script expects in its page, where there is no page.
 NO_PAGE = """
 globalThis.document = { querySelectorAll: () => [], createTreeWalker: () => ({}) };
 globalThis.matchMedia = () => ({ addEventListener() {} });
@@ -31,7 +31,7 @@ console.log(JSON.stringify({expression}, plain).replace(/"#(.*?)#"/g, "$1"));
 
 
 def computed(name: str, expression: str, given, folder):
-    """Return an expression of `figure`, what NAME.js exports, and of what is given."""
+    """Return an expression of `figure`, the exports of NAME.js, and of `given`."""
     try:
         node = program("node")
     except SystemExit:

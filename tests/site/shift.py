@@ -1,12 +1,12 @@
-"""How much the first screen of a page moves while it comes, on a phone.
+"""Measure how much the first screen of a page moves while it loads, on a phone.
 
-That is its cumulative layout shift, over slow 4G.
+This is the cumulative layout shift (CLS), over slow 4G.
 """
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True}
 #: 1.6 Mbit/s, in bytes; round trips in milliseconds.
 SLOW_4G = {"downloadThroughput": 200_000, "uploadThroughput": 94_000, "latency": 150}
-#: The sum of the shifts so far, from the start of a page on.
+#: The sum of all layout shifts since the page began to load.
 WATCH = """globalThis.shifted = 0;
 new PerformanceObserver((list) => {
   for (const each of list.getEntries())
@@ -15,7 +15,7 @@ new PerformanceObserver((list) => {
 
 
 def shift(browser, url: str, html: str = "") -> float:
-    """Measure how much a page moves, or what is sent in its place."""
+    """Measure the layout shift of a page, or of `html` in its place."""
     context = browser.new_context(**PHONE)
     if html:
         answer = {"body": html, "content_type": "text/html"}

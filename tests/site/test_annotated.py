@@ -1,4 +1,4 @@
-"""Annotated source: nothing lost, aligned by equation, everything linked."""
+"""Test the annotated source: complete, aligned by equation, and linked."""
 
 import json
 import re
@@ -17,12 +17,12 @@ PAGES = {page.uri.removesuffix(".md"): page for page in annotated.PAGES.values()
 SIDE = [name for name, page in PAGES.items() if "naive" in page.files]
 LAYER = "annotated/source/layers/fast_weight_attention"
 DELTA, CHUNKED = (Source(f"fwlab/ops/delta/{n}.py") for n in ("delta", "chunked"))
-#: A line of the efficient version, which is not shown at first.
+#: A line of the efficient version, which is hidden at first.
 LATER = f"efficient-L{Source('fwlab/ops/efficient.py').computed['e3'][0]}"
 
 
 def test_every_operation_has_a_page():
-    """By its loop; and a file with formulas that none of these shows its own."""
+    """Every operation has a page, and so has every other file with formulas."""
     loops = {p.stem for p in OPS.glob("*/*.py") if "\ndef loop(" in p.read_text()}
     naive = (p.parent.relative_to(OPS) for p in OPS.rglob("naive.py"))
     loops |= {"-".join(folder.parts) for folder in naive}
@@ -44,7 +44,7 @@ def parsed(site):
 
 
 def test_pages_show_all_code(parsed):
-    """Each line that is code is there, in order, with its number."""
+    """Every line of code is shown, in order, with its line number."""
     for name, page in PAGES.items():
         shown: dict[str, dict[int, str]] = {}
         for line in parsed[name].select(".line[id]"):
@@ -66,7 +66,7 @@ def test_pages_show_all_code(parsed):
 
 
 def test_steps_open_in_the_rule_editor(parsed):
-    """Beside the loop of each of the ten rules, with its text; nowhere else."""
+    """Only the pages of ten rules link to the rule editor, each with its rule."""
     rules = json.loads((ROOT / "docs/figures/rules.json").read_text("utf-8"))
     texts = {f"annotated/{rule['page']}": rule["text"] for rule in rules}
     for name, page in parsed.items():
@@ -76,12 +76,12 @@ def test_steps_open_in_the_rule_editor(parsed):
 
 
 def test_the_list_of_equations_shows_formulas(site):
-    """Of all that a notebook or the package states; and the section that does."""
+    """Equations of notebooks and the package show a formula and the section with it."""
     html = (site / "annotated" / "equations.html").read_text("utf-8")
     page = BeautifulSoup(html, "lxml")
     rows = page.select("article tbody tr")
     without = [row.find("td").get_text() for row in rows if not row.select(".katex")]
-    # Of Eqs. 41-50, a notebook states what they have in common.
+    # A notebook states Eqs. 41-50 together.
     of_many = ", ".join(map(str, range(41, 51)))
     assert without == ["12", "13", "16", of_many, "7", "8"]
     delta = page.find(id="schlag2021-24").find_parent("tr")
@@ -99,7 +99,7 @@ def lit(tab) -> set[str]:
 
 
 def shown(tab) -> list[str]:
-    """Return the versions that are visible, from left to right."""
+    """Return the visible versions, from left to right."""
     return tab.evaluate(
         """[...document.querySelectorAll(".part")].filter((e) => e.checkVisibility())
           .map((e) => [e.getBoundingClientRect().x, e.closest('.column').classList[1]])
@@ -119,7 +119,7 @@ CUT = """() => [...document.querySelectorAll(".annotated pre > code")]
 @pytest.mark.parametrize("script", [True, False])
 @pytest.mark.parametrize("name", some(SIDE, "annotated/delta", "annotated/aft-simple"))
 def test_two_versions_side_by_side(look, name, script):
-    """Any two, without a script, too; only long lines have to scroll."""
+    """Two versions stand side by side, also without scripts; only long lines scroll."""
     tab = look(f"{name}.html", java_script_enabled=script, width=1280)
     first, second, *_ = PAGES[name].files
     assert shown(tab) == [first, second]
@@ -136,7 +136,7 @@ def test_two_versions_side_by_side(look, name, script):
 
 
 def test_one_version_on_a_phone(look):
-    """By arrow keys, too; the choice stays in view, and a link shows its version."""
+    """On a phone, arrow keys or a link choose the version; the choice stays in view."""
     tab = look("annotated/delta.html", width=390, height=844)
     for version in VERSIONS:
         assert shown(tab) == [version]
@@ -162,7 +162,7 @@ def test_the_equation_and_its_lines_are_on_the_first_screen(look, size):
         assert box["y"] > 0 and box["y"] + box["height"] <= size[1]
 
 
-#: What must begin in one row: page, version, function, and that of the specification.
+#: Functions that begin in one row: page, version, function, function of the loop.
 BESIDE = [
     ("delta", "chunked", "delta", "loop"),
     ("delta", "chunked", "normalized_delta", "normalized_loop"),
@@ -176,7 +176,7 @@ BESIDE = [
 
 @pytest.mark.parametrize("beside", some(BESIDE, BESIDE[0], BESIDE[5]))
 def test_versions_are_aligned_by_equation(look, beside):
-    """Functions that compute one equation begin in one row."""
+    """Functions that compute the same equation begin in the same row."""
     operation, version, name, twin = beside
     tab = look(f"annotated/{operation}.html", width=1280, height=800)
     choose(tab, "right", version)
@@ -194,7 +194,7 @@ def test_a_link_shows_its_version(look):
     tab = look(f"annotated/delta.html#{LATER}")
     assert shown(tab) == ["naive", "efficient"]
     assert tab.evaluate("document.activeElement.id") == LATER and LATER in lit(tab)
-    # So does an entry of the contents.
+    # An entry of the contents shows its version, too.
     tab.locator(".md-sidebar--secondary [href='#chunked-delta']").click()
     assert shown(tab) == ["naive", "chunked"]
     assert 40 <= tab.locator("#chunked-delta").bounding_box()["y"] < 900
@@ -202,7 +202,7 @@ def test_a_link_shows_its_version(look):
 
 def test_equation_and_its_lines_light_up(look):
     tab = look("annotated/delta.html")
-    # What is in view stays where it is.
+    # The page does not scroll, because the equation is in view.
     tab.locator(".chunked .note .eq", has_text="(d2)").first.click()
     assert tab.url.endswith("#eq-d2") and tab.evaluate("scrollY") == 0
     tab.locator(".chunked .line .eq", has_text="Eq. 28").first.focus()
@@ -211,7 +211,7 @@ def test_equation_and_its_lines_light_up(look):
     versions = {place.partition("-")[0] for place in lit(tab)}
     assert versions == {"eq", "naive", "chunked", "efficient"}
     assert 0 <= tab.locator("#eq-28").bounding_box()["y"] < 900
-    # Its number leads to its line, and that back.
+    # The number of an equation links to its line, and the line back to it.
     tab.locator("#eq-24 .fw-number").click()
     line = tab.url.partition("#")[2]
     assert "# Eq. 24" in tab.locator(f"#{line}").inner_text()
@@ -234,7 +234,7 @@ def test_what_is_copied_has_no_numbers_of_lines(look):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_what_matters_has_a_colour(look, scheme):
-    """The same in formulas and code; a press on its name marks all, and moves nothing."""
+    """A symbol has its colour in formulas and code, and its label highlights it."""
     tab = look("annotated/delta.html", scheme=scheme, java_script_enabled=False)
     colour = "e => getComputedStyle(e).color"
     seen = set()
@@ -255,7 +255,7 @@ def test_what_matters_has_a_colour(look, scheme):
 
 @pytest.mark.parametrize("name", ["annotated/delta", LAYER])
 def test_print_shows_what_is_chosen(look, name):
-    """No header, no column that scrolls, no line cut off; few sheets."""
+    """A print of the page has no header, no clipped line, and at most 16 sheets."""
     tab = look(f"{name}.html")
     tab.emulate_media(media="print")
     tab.set_viewport_size({"width": 1123, "height": 794})  # A4

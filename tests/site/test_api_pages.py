@@ -1,4 +1,4 @@
-"""The pages of the API in the built site show every public name."""
+"""Test that the pages of the API in the built site show every public name."""
 
 import inspect
 import re
@@ -9,7 +9,7 @@ from test_api import ALL, MODULES, names_of
 
 @pytest.mark.parametrize("module", MODULES)
 def test_the_page_shows_every_name(site, module):
-    """A function that is named as its module stands under its full name."""
+    """A function with the name of its module is listed under its full name."""
     path = site / "api" / f"{module.rpartition('.')[2]}.html"
     html = path.read_text("utf-8")
     headings = {*re.findall('<h[1-6] id="([^"]+)" class="doc doc-heading">', html)}

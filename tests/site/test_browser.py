@@ -1,4 +1,4 @@
-"""A browser that crashes is not a verdict on the site."""
+"""Test that a crash of the browser does not fail a test of the site."""
 
 import contextlib
 from collections import Counter
@@ -13,7 +13,7 @@ def test_after_a_crash_the_second_run_counts(look, browser, what):
     RUNS[what] += 1
     tab = look("404.html")
     if RUNS[what] == 1 and what == "page":
-        with contextlib.suppress(Exception):  # it ends before it has answered
+        with contextlib.suppress(Exception):  # the browser ends before it answers
             tab.goto("chrome://crash")
     elif RUNS[what] == 1:
         browser.new_browser_cdp_session().send("Browser.crash")

@@ -1,4 +1,4 @@
-"""What can be said of the built site without opening a browser."""
+"""Test the built site without a browser."""
 
 import json
 import re
@@ -18,9 +18,9 @@ PACKAGE = ROOT / "fwlab"
 
 
 def test_pages_are_there(site, pages):
-    """Build each Markdown page and each notebook.
+    """Every Markdown page and every notebook has a page in the site.
 
-    An old name leads to the new one.
+    An old URL leads to the new one.
     """
     docs = ROOT / "docs"
     written = {p.relative_to(docs).with_suffix(".html") for p in docs.rglob("*.md")}
@@ -56,7 +56,7 @@ def test_links_and_anchors_resolve(site, pages):
             target = unquote(url.path).lstrip("/")
             if target.endswith("/") or not target:
                 target += "index.html"
-            # The editor reads a rule there: that is no place on its page.
+            # The rule editor reads its fragment as a rule, not as an id of its page.
             fragment = "" if url.fragment.startswith("rule=") else url.fragment
             known = target not in pages or not fragment
             if not (site / target).is_file() or not (
@@ -67,10 +67,10 @@ def test_links_and_anchors_resolve(site, pages):
 
 
 def test_pages_load_only_what_is_beside_them(site, pages):
-    """Move the site to any folder: no link begins at the root.
+    """The site works in any folder: no link begins with a slash.
 
-    No script, style, image or font comes from elsewhere, also where no browser would
-    ask.
+    Scripts, styles, images and fonts come from the site itself, also those that no
+    browser would load.
     """
     for name, page in pages.items():
         rooted = [u for u in [*page.links, *page.loads] if u.startswith("/")]
@@ -85,7 +85,7 @@ def test_pages_load_only_what_is_beside_them(site, pages):
 
 
 def test_wheel_can_be_downloaded(site, pages):
-    """From the pages that say how to install it; with all of the package."""
+    """Two pages link to the wheel, which contains all files of the package."""
     name = f"fwlab-{fwlab.__version__}-py3-none-any.whl"
     assert [path.name for path in site.rglob("*.whl")] == [name]
     for page in ("index.html", "run.html"):
@@ -100,14 +100,14 @@ def test_wheel_can_be_downloaded(site, pages):
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_notebook_can_be_downloaded(site, pages, name):
-    """With results, for working, and into Colab; and what it needs."""
+    """A notebook can be downloaded with and without outputs, and opened in Colab."""
     page, source = pages[f"notebooks/{name}.html"], f"{name}.ipynb"
     (wheel,) = site.glob("*.whl")
     offered = {f"results/{source}", f"working/{source}", f"../{wheel.name}"}
     assert offered <= {*page.links}
     original = (ROOT / "notebooks" / source).read_bytes()
     assert (site / "notebooks" / "results" / source).read_bytes() == original
-    # Nothing but outputs is missing from the edition for working.
+    # The edition for working lacks only the outputs.
     working = json.loads((site / "notebooks" / "working" / source).read_bytes())
     whole = json.loads(original)
     for cell in whole["cells"]:
@@ -123,7 +123,7 @@ def test_notebook_can_be_downloaded(site, pages, name):
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_notebook_begins_with_a_picture(pages, name):
-    """One of its own, before word 100."""
+    """A notebook shows one of its own pictures before its word 100."""
     page = pages[f"notebooks/{name}.html"]
     begin, _, rest = page.html.partition("<h1")[2].partition('<div class="nb-picture">')
     (drawing,) = re.findall('<use href="#(fig\\d+)"', rest.partition("</div>")[0])
@@ -133,7 +133,7 @@ def test_a_notebook_begins_with_a_picture(pages, name):
 
 
 def test_sitemap_lists_every_page(site, pages):
-    """Its addresses are whole ones: without an address there is no sitemap."""
+    """The sitemap has the full URL of every page; it exists only with a site URL."""
     if not SITE:
         assert list(site.glob("sitemap*")) == []
         return
@@ -143,7 +143,7 @@ def test_sitemap_lists_every_page(site, pages):
 
 
 def test_every_page_says_what_it_is(site, pages):
-    """The text, and the picture, that are shown where a page is linked to."""
+    """Every page has its own description, and a title and an image for links to it."""
     described = set()
     for name, page in pages.items():
         meta = r'<meta (?:name|property)="([^"]+)" content="([^"]*)"'
@@ -159,7 +159,7 @@ def test_every_page_says_what_it_is(site, pages):
 
 
 def test_pages_lead_to_the_repository_if_it_has_an_address(pages):
-    """The button, the pencil, and the lines of pages that name it."""
+    """Buttons, pencils and `git clone` appear only if the repository has a URL."""
     repository, pencils = REPOSITORY, {}
     for name, page in pages.items():
         code = "<code.*?</code>|<pre.*?</pre>"

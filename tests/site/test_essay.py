@@ -1,4 +1,4 @@
-"""The essay: its picture follows the text, and both have fwlab's numbers."""
+"""Test the essay: its picture follows the text, and both show fwlab's numbers."""
 
 import re
 from itertools import chain, combinations_with_replacement
@@ -25,14 +25,14 @@ def vector(*entries: float) -> torch.Tensor:
     return torch.tensor(entries, dtype=torch.float64)
 
 
-# What the essay tells: (who, key, place), in order.
+# The writes of the essay, in order: (name, key, place).
 NORA, MAX, CLOSE, PIA = (0.8, 0.6), (-0.6, 0.8), (0.0, 1.0), (0.28, 0.96)
 LONG = (1.2, 0.9)
 HOME, MAX_AT, MOVED, PIA_AT = (1, 0.5), (-1, 1), (0.5, -1), (0.8, 0.3)
 FIRST = [("Nora", NORA, HOME), ("Max", MAX, MAX_AT)]
 AGAIN = [*FIRST, ("Nora", NORA, MOVED)]
 ALL_FOUR = [*AGAIN, ("Pia", PIA, PIA_AT)]
-#: By step: the rule, what is written, and the strength of the last write.
+#: By step: the rule, the writes, and the strength of the last write.
 STORY = {
     "pair": ("sum", FIRST[:1], 1),
     "read": ("sum", FIRST[:1], 1),
@@ -84,14 +84,14 @@ def told(x: float) -> float:
 
 
 def known(step: str) -> tuple[set, set]:
-    """Return the vectors and the numbers that fwlab computes for a step."""
+    """Return the vectors and numbers that fwlab computes for a step."""
     _, facts, last = STORY[step]
     keys, places = ({*x} for x in list(zip(*facts, strict=True))[1:])
     vectors = {*keys, *places, HOME}
     for writes in range(1, len(facts) + 1):
         for key in keys:
             x, y = reading(step, key, writes)
-            # What is read, by a normaliser of two writes, too; and what is still wrong.
+            # All readings, also with a normaliser of two writes; remaining errors.
             vectors |= {(x, y), (x / 2, y / 2)}
             vectors |= {(at[0] - x, at[1] - y) for _, k, at in facts if k == key}
     plain = {*chain(*vectors), *after(step).flatten().tolist(), 0, 1, 2, 1 - 2, last}
@@ -104,7 +104,7 @@ def known(step: str) -> tuple[set, set]:
 
 
 def test_numbers_of_the_text():
-    """Each is one that fwlab has for this step, and what is added up is right."""
+    """Every number of the text is fwlab's for its step, and every sum is right."""
     other = r"<!--.*?-->|^## \d+\.|\\tag\{\w+\}|\]\([^)]*\)"
     other += r"|\bEq\. \d+|\b[Nn]otebook \d+|\bstep \d+"
     sums = 0
@@ -122,14 +122,14 @@ def test_numbers_of_the_text():
         pair = rf"\(({NUMBER}), ({NUMBER})\)"
         found = {(number(x), number(y)) for x, y in re.findall(pair, text)}
         assert found <= vectors, step
-        # A minus between two numbers belongs to neither.
+        # A minus between two numbers is an operator, not a sign.
         rest = re.sub(r"(?<=[\d)]) − ", " ", re.sub(pair, "", text))
         assert {*numbers(rest)} <= plain, step
     assert sums == 7
 
 
 def test_the_picture_computes_what_fwlab_does(fresh):
-    """The memory, all readings, and the words; the table of a step has them."""
+    """The picture and its table show the memory and readings of fwlab."""
     figure = fresh("essay")
     for step, (rule, facts, _) in STORY.items():
         shown, words, table = figure.ask(asks.ESSAY, step)
@@ -167,10 +167,10 @@ def settle(figure, step: str):
     [(SIZES[0], "reduce"), (SIZES[1], "reduce"), (SIZES[0], "no-preference")],
 )
 def test_the_picture_follows_the_text(fresh, size, motion):
-    """Scroll down and up again: it stays in the window, beside the text or above it.
+    """While you scroll, the picture stays in the window, beside or above the text.
 
-    It moves only for those who have not asked for rest: for them, two steps. No step
-    has a barrier.
+    With reduced motion, nothing is animated. axe-core finds no violation in any
+    step.
     """
     figure = fresh("essay", size, motion=motion)
     down = STEPS if motion == "reduce" else STEPS[:2]
@@ -187,7 +187,7 @@ def test_the_picture_follows_the_text(fresh, size, motion):
         left, top, right, bottom = at["figure"]
         assert top >= at["header"] - 1 and at["picture"][3] <= size[1], step
         assert left >= 0 and right <= size[0]
-        # Heading and beginning of the text are seen with it.
+        # The heading and the first lines of the text are visible with the picture.
         if size[0] < 500:
             assert bottom - top <= 0.45 * size[1]
             assert at["heading"][1] >= bottom - 1 and at["text"][3] <= size[1]
@@ -209,7 +209,7 @@ def test_a_link_to_a_step_shows_it(fresh):
 
 
 def test_by_keyboard_quick_presses_add_up(fresh):
-    """However far the page has scrolled in between."""
+    """Quick presses of a button move as many steps, even while the page scrolls."""
     figure = fresh("essay", SIZES[0])
     press = "(e, times) => { for (let i = 0; i < times; i++) e.click(); }"
     following, previous = (
@@ -226,19 +226,19 @@ def test_by_keyboard_quick_presses_add_up(fresh):
     settle(figure, STEPS[1])
 
 
-# Without scripts, on paper, in a low window
+# No scripts, paper, low windows
 
 
 def test_without_scripts_each_step_has_a_picture(look):
     figure = Figure(look(PAGE, java_script_enabled=False), "essay")
     for width, height in SIZES:
         figure.tab.set_viewport_size({"width": width, "height": height})
-        # The picture of the first step is that of the figure.
+        # The picture of the first step is the static picture of the figure.
         assert figure.ask(asks.PICTURES) == [*STEPS[1:], "moving"]
 
 
 def test_on_paper_and_in_a_low_window_each_step_has_a_picture(fresh):
-    """At 200 % zoom nothing may cover the text."""
+    """On paper and at 200 % zoom, each step has its own picture beside its text."""
     figure = fresh("essay")
     assert figure.ask(asks.PICTURES) == ["moving"]
     figure.tab.emulate_media(media="print")

@@ -1,4 +1,4 @@
-"""What only one figure does: its keys, its drags, its words for what is wrong."""
+"""Test controls of single figures: keys, drags, and error messages."""
 
 import json
 import re
@@ -11,7 +11,7 @@ FIGURES = ROOT / "docs" / "figures"
 
 
 def test_a_memory_is_filled_and_emptied_by_keyboard(fresh):
-    """The keyboard is not left on a button that is off."""
+    """After a button is disabled, the keyboard focus moves to an enabled one."""
     figure = fresh("memory")
     write = figure.role("button", name="Write", exact=True)
     undo = figure.role("button", name="Undo", exact=True)
@@ -27,7 +27,7 @@ def test_a_memory_is_filled_and_emptied_by_keyboard(fresh):
 
 
 def test_a_key_is_turned_and_overwritten(fresh):
-    """All round, a key goes where the arrow points, and then stays."""
+    """Each arrow key turns a key to the direction of the arrow, where it stays."""
     figure = fresh("memory")
     assert "Before B was written, A read (0.90, 0.80)." in figure.words()
     figure.press("Overwrite a key")
@@ -48,12 +48,12 @@ def test_a_key_on_an_axis_has_no_features(fresh):
 
 
 def test_a_bias_is_chosen_by_press_and_by_keys(fresh):
-    """Within the triangle; it keeps the keyboard, and what it is set to."""
+    """Clicks and arrow keys choose a bias in the triangle, and its value is kept."""
     figure = fresh("biases")
     figure.css("td[aria-selected=true]").press("ArrowLeft")
     figure.tab.keyboard.press("ArrowDown")
     assert [figure.state()[x] for x in ("row", "key")] == [7, 4]
-    assert figure.slider("Bias").is_disabled()  # further back than the window
+    assert figure.slider("Bias").is_disabled()  # outside the window
     figure.css("td[tabindex]").nth(0).click()
     for key in ("ArrowRight", "ArrowUp"):
         figure.tab.keyboard.press(key)
@@ -68,7 +68,7 @@ def test_a_bias_is_chosen_by_press_and_by_keys(fresh):
 def test_the_race_plays_and_can_be_paused(fresh):
     figure = fresh("chunks", timed=True)
     slider, clock = figure.slider("Tick"), figure.tab.clock
-    for key in ("ArrowRight", "Home"):  # whether it has begun by itself, or not yet
+    for key in ("ArrowRight", "Home"):  # the animation may have begun already
         slider.press(key)
     figure.press("Play")
     clock.run_for(5 * 300)
@@ -168,12 +168,12 @@ def pick(figure, name: str):
 
 
 def test_a_puzzle_is_solved_by_hand(fresh):
-    """Blank, wrong, right; and it is kept."""
+    """A puzzle shows blank, wrong and right answers, and keeps a right one."""
     puzzles = fresh("puzzles")
     pick(puzzles, "swap")
     assert puzzles.words() == "Still blank: a=, b=, swap, a?, b?."
     fill(puzzles, {"a=: key": "1 0", "a=: value": "x"})
-    # The matrix and what is read, before all rows are there.
+    # The matrix and the readings are shown before all rows are complete.
     assert puzzles.texts(".fw-tape > div:first-child i") == ["3", "0", "1", "0"]
     fill(puzzles, {"b=: key": "0 1", "b=: value": "x", "a?: query": "1 0"})
     assert puzzles.texts(".fw-tape em") == ["3,1", "→ 3,1"]
@@ -187,7 +187,7 @@ def test_a_puzzle_is_solved_by_hand(fresh):
     assert puzzles.words().startswith("✓ Right")
     puzzles.press("Clear")
     assert puzzles.words().startswith("Still blank")
-    # Below what is typed there is a row for a further step; the query moves down.
+    # Typing in the last row adds a row; the query moves down.
     pick(puzzles, "difference")
     fill(puzzles, {"x=: query": "1 −1", "x=: key": "1 −1"})
     fill(puzzles, {"x=, step 2: key": "1 0", "x=, step 2: value": "x"})
@@ -195,7 +195,7 @@ def test_a_puzzle_is_solved_by_hand(fresh):
     assert puzzles.role("textbox", name="x=, step 3: query").input_value() == "1 −1"
     puzzles.role("button", name="Hint").click()
     assert puzzles.texts(".fw-note")[1] == "The memory has to hold the number before."
-    # Nothing is kept that cannot be read.
+    # Text that cannot be parsed is not kept.
     kept = {"swap": {"a=": [{"key": "1 0"}]}, "none": 3}
     for text in (json.dumps(kept), "{", "[1]", '{"swap": 1}'):
         puzzles.ask("localStorage.setItem('fwlab.puzzles', given)", text)
@@ -204,14 +204,14 @@ def test_a_puzzle_is_solved_by_hand(fresh):
         assert puzzles.words().startswith("Still blank: ")
 
 
-# Write a rule
+# Rule editor
 
 HEAD = "def step(W, k, v, beta):\n    "
 
 
 def judged(figure, body):
-    """Write a rule, and return the share of keys that it is said to read rightly."""
-    figure.css("textarea").fill(HEAD + "return W")  # nothing is read
+    """Type a rule, and return the share of keys that it reads correctly."""
+    figure.css("textarea").fill(HEAD + "return W")  # the memory stays empty
     figure.until_it_says("Yours: 0")
     figure.css("textarea").fill(HEAD + body)
     figure.until("words().startsWith('Yours: ') && !words().startsWith('Yours: 0')")
@@ -225,9 +225,9 @@ def test_a_rule_is_judged_while_it_is_written(fresh):
     panel = figure.role("group", name="Yours")
     assert panel.locator(".fw-panel-score").inner_text().startswith("87")
     assert "wrong: key" in panel.inner_text()
-    # What fails, on the fewest pairs that do.
+    # Each error is shown with the fewest pairs that cause it.
     assert re.search(r"With \d pairs key \d reads .*, not ", figure.words())
-    # A rule that leaves the room of numbers, and one that is none.
+    # A rule whose numbers overflow, and a text that is not a rule.
     text = figure.css("textarea")
     text.fill(HEAD + "return 1e99 * W + outer(v, k)")
     figure.until_it_says("After token 5 W is no longer finite")
@@ -252,7 +252,7 @@ def test_the_address_holds_the_rule(fresh):
     assert figure.css("textarea").input_value().endswith("0.5 * W  # ü & +")
     assert figure.slider("Pairs").input_value() == "7"
     assert figure.slider("Token").input_value() == "14"
-    # A link that is put into the same tab.
+    # A link that is opened in the same tab.
     link = "rule=def+step%28W%29%3A%0A++return+W&pairs=4"
     with figure.tab.expect_event("load"):
         figure.tab.evaluate(
@@ -278,7 +278,7 @@ def test_what_edit_replaces_comes_back(fresh):
 
 
 def test_ten_rules_fail_where_the_page_says(fresh):
-    """By fwlab's own numbers; which rule can what is known from the papers."""
+    """Each of the ten rules has the expected number of right answers."""
     figure = fresh("ten", motion="reduce")
     figure.slider("Token").fill("8")
     said = figure.css(".fw-panel-reads").all_inner_texts()

@@ -1,7 +1,7 @@
-"""What figures compute is what fwlab computes.
+"""Test that figures compute what fwlab computes.
 
-Each case yields pairs: what a script has, by Node, for some states of its figure, and
-what the formulas of fwlab have for the same inputs.
+Each case yields pairs: the results of a script, in Node, for some states of its
+figure, and the results of fwlab's formulas for the same inputs.
 """
 
 import functools
@@ -34,12 +34,12 @@ double = functools.partial(torch.tensor, dtype=torch.float64)
 
 
 def sequence(*rows):
-    """Shape as inputs of an operation: one text, one head."""
+    """Reshape to the inputs of an operation: one sequence, one head."""
     return [x[None, :, None] for x in rows]
 
 
 def written(rule: str, k, v, beta: float = 1):
-    """Return W after all pairs."""
+    """Return W after all writes."""
     k, v, beta = sequence(k, v, double([beta] * len(k)))
     if rule == "sum":
         return ops.sum_rule(k, k, v, normalize=False, return_state=True)[1][0, 0]
@@ -82,7 +82,7 @@ def dpfp(compute):
 
 
 def capacity(compute):
-    """Return losses after every number of pairs; none is below the law."""
+    """Return losses after each number of pairs; no loss is below the law."""
     settings = [(16, 1, "random"), (4, 3, "orthogonal")]
     states = [dict(zip(("width", "nu", "kind"), x, strict=True)) for x in settings]
     for (_, nu, _), shown in zip(settings, compute(states), strict=True):
@@ -99,7 +99,7 @@ def capacity(compute):
 
 
 def forgets(compute):
-    """Yield what five memories read for every key that is asked for."""
+    """Yield what five memories read for every key."""
     many = " ".join(f"k{i}=v{i % 7}" for i in range(20))
     states = [
         {"width": 16, "beta": 0.8, "decay": 0.95},
@@ -111,7 +111,7 @@ def forgets(compute):
         k = double([keys[key] for key, _ in shown["pairs"]])
         v = double([values[value] for _, value in shown["pairs"]])
         q = double([keys[one["key"]] for one in shown["asked"]])
-        # Each query is a text of its own, whose last step reads.
+        # Each query is a sequence of its own, which is read at its last step.
         q = q[:, None, None].expand(-1, len(k), -1, -1)
         k, v = (x[None, :, None].expand(len(q), -1, -1, -1) for x in (k, v))
         beta = torch.full_like(k[..., 0], shown["beta"])
@@ -147,7 +147,7 @@ def biases(compute):
 
 
 def quotients(k, v, c):
-    """Divide in float32, with `c[t]` taken off all keys that row t sees."""
+    """Divide in float32, with `c[t]` subtracted from all keys that row t sees."""
     rows = []
     for t in range(len(k)):
         weights = torch.exp(k[: t + 1] - c[t])
@@ -196,7 +196,7 @@ def test_a_figure_computes_what_fwlab_does(tmp_path, case):
 
 
 def test_feedback_shows_what_reads_what(tmp_path):
-    """Show all that a state can depend on, by the definitions of both models."""
+    """The figure marks every state that a state depends on in either model."""
     layers, steps = range(4), range(1, 7)
     chosen = [(l, t) for l in layers[1:] for t in steps]
     ask = "given.map((chosen) => figure.compute({ chosen, drawn: 99 }))"
@@ -265,7 +265,7 @@ def test_the_pair_answers_as_pytorch_does(tmp_path):
             logits = model(f"live/{rule}")(words)[0, -1]
             close(answer["logits"], logits)
             assert answer["said"] == WORDS[int(logits.argmax())]
-            place = dict(shown["facts"])[answer["name"]]  # the last one
+            place = dict(shown["facts"])[answer["name"]]  # the last move counts
             assert answer["right"] == (answer["said"] == place)
             share = logits.softmax(-1)[WORDS.index(place)]
             assert answer["truth"] == pytest.approx(share.item(), abs=1e-4)
@@ -274,7 +274,7 @@ def test_the_pair_answers_as_pytorch_does(tmp_path):
 @pytest.mark.parametrize("rule", ["delta", "sum"])
 @torch.no_grad()
 def test_shakespeare_reads_as_pytorch_does(fresh, rule):
-    """Losses, logits and fast weights."""
+    """The page has PyTorch's losses, logits and fast weights."""
     figure = fresh("shakespeare")
     figure.start()
     figure.choose(f"{rule} rule")
@@ -297,7 +297,7 @@ def test_shakespeare_reads_as_pytorch_does(fresh, rule):
 @pytest.mark.parametrize("mixer", WEB_MIXERS)
 @torch.no_grad()
 def test_an_exported_model_runs_in_a_page(tmp_path, mixer):
-    """Its weights are rounded; what no page can run is refused."""
+    """An exported model runs in a page with float16 weights; others are refused."""
     config = Config(mixer=mixer, layers=2, heads=2, d_model=8)
     made, tokens = new_model(config, 4), [0, 3, 1, 1, 2]
     run = Checkpoint(made, Characters("abcd"), config, 1, {}, [], "")
@@ -327,20 +327,20 @@ PUZZLES = tomllib.loads((FIGURES / "puzzles.toml").read_text("utf-8"))
 
 
 def judged(answers: list, folder) -> list[dict]:
-    """Judge answers as the page does: each the name of a puzzle, and its rows."""
+    """Judge answers as the page does; each is the name of a puzzle and its rows."""
     ask = "given.map(([name, answer]) => figure.judge(name, answer))"
     return computed("puzzles", ask, answers, folder)
 
 
 def test_answers_to_puzzles_are_right(tmp_path):
-    """And of the best size."""
+    """The stored answer to each puzzle is right and of minimal size."""
     verdicts = judged([(name, p["answer"]) for name, p in PUZZLES.items()], tmp_path)
     for (name, puzzle), verdict in zip(PUZZLES.items(), verdicts, strict=True):
         assert verdict["right"] and verdict["size"] == puzzle["best"], name
         assert verdict["says"].endswith(f"Nothing smaller exists: {puzzle['why']}.")
 
 
-#: Changes of a right answer: of which puzzle, which cells, and what is said of it.
+#: Changes of a right answer: puzzle, changed cells, and the page's message.
 MISTAKES = """
 keep; a=, key: one => ✗ a=, key: expected numbers such as 1, 0.5, 1/2 or √3,
 keep; a=, key: 1 0 => need the same length; there are 2 and 1.
@@ -360,7 +360,7 @@ names; a=, value: 0 => a=3,1 changes nothing: its key holds that value already
 
 
 def test_what_is_wrong_in_a_puzzle_is_said(tmp_path):
-    """And which idea fails."""
+    """The page names the misconception behind a wrong answer."""
     cases, wanted = [], []
     for line in MISTAKES.strip().splitlines():
         changes, _, said = line.partition(" => ")

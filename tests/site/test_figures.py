@@ -1,4 +1,4 @@
-"""What holds for every figure, one test for all of them."""
+"""Test properties that every figure must have."""
 
 import re
 
@@ -10,21 +10,21 @@ from figure import Figure, near, page_of, parted
 NAMES = figures.names()
 DESK, PHONE = (1280, 800), (390, 844)
 each_figure = pytest.mark.parametrize("name", NAMES)
-#: Controls after which the sentence may stay, since it says nothing of what they
-#: change: by their first letters.
+#: Controls that may leave the sentence unchanged, because it does not describe
+#: what they change: by their first letters.
 SILENT = {
     "capacity": ("New draw",),
-    "forgets": ("Decay of gated delta", "Keys change"),  # it begins with these
+    "forgets": ("Decay of gated delta", "Keys change"),  # the figure begins with these
     "live": ("Tell both", "Or type"),
     "memory": ("Key", "New key"),
     "puzzles": ("0 Keep", "a", "b", "copy", "Hint"),
-    # What comes after the first, a text that is no rule, cannot be judged.
+    # After the first control, the text is no rule, so later changes have no result.
     "write": (
         *("Pairs", "Width", "Strength", "Length", "β", "Token", "Edit", "Undo"),
         *("Replace", "Forget", "Track", "what each", "W"),
     ),
 }
-#: Figures that run a model, and the weights that they fetch at first.
+#: Figures that run a model, and the weights that they fetch first.
 MODELS = {
     "live": ["live/delta.safetensors", "live/sum.safetensors"],
     "shakespeare": ["shakespeare/delta.safetensors"],
@@ -33,7 +33,7 @@ MODELS = {
 
 @each_figure
 def test_its_picture_without_scripts_is_how_it_begins(fresh, name):
-    """If not: make figures. And nothing moves by itself where that is asked for."""
+    """A figure begins as its static picture; with reduced motion, nothing moves."""
     figure = fresh(name, motion="reduce")
     words, stills = figure.words(), figures.stills(figure.tab, name)
     assert {path.stem for path in figures.FIGURES.glob(f"{name}*.html")} == set(stills)
@@ -61,7 +61,7 @@ def test_without_scripts(look):
         pictures = figure.locator(".fw-picture:not(details *)").all()
         assert pictures and all(picture.is_visible() for picture in pictures), name
         assert len(figure.locator(".fw-words").inner_text()) > 80, name
-        # No control that does nothing.
+        # Controls do nothing without scripts, so none is shown.
         controls = "button, input, [role=slider], [role=button]"
         assert figure.locator(controls).count() == 0, name
 
@@ -69,7 +69,7 @@ def test_without_scripts(look):
 @each_figure
 @pytest.mark.parametrize("size", [DESK, PHONE])
 def test_for_all_readers(fresh, name, size):
-    """No barrier; a stop and a name for each control; legible, and within the page."""
+    """A figure is accessible and legible, and fits on a page of either size."""
     phone = size == PHONE
     scheme = "light" if phone else "dark"
     figure = fresh(name, size, scheme=scheme, has_touch=phone)
@@ -86,17 +86,17 @@ def test_for_all_readers(fresh, name, size):
         fingers(figure)
     else:
         by_keyboard(figure)
-    if name not in ("live", "shakespeare", "essay"):  # whose pictures are long
+    if name not in ("live", "shakespeare", "essay"):  # their pictures are long
         control = figure.css(".fw-controls, .fw-handle").first
         assert control.evaluate(asks.TOGETHER, "svg:not(details svg), .fw-main")
-    # In a window as high as the figure.
+    # Make the window as high as the figure.
     tab.set_viewport_size({"width": 390, "height": 4000})
     assert tab.evaluate(asks.ILLEGIBLE, name) == []
 
 
 @each_figure
 def test_every_control_changes_the_sentence(fresh, name):
-    """All of them, one after the other."""
+    """Every control changes the sentence below the figure."""
     figure = fresh(name, motion="reduce")
     if name in MODELS:
         figure.start()
@@ -108,7 +108,7 @@ def test_every_control_changes_the_sentence(fresh, name):
 
 
 def fingers(figure):
-    """Expect handles, buttons and cells of at least 44 px, 40 in a table."""
+    """Require handles, buttons and cells of at least 44 px, in a table 40 px."""
     kinds = ".fw-handle, .fw-tap, .fw-button, .fw-choice label, [type=range]"
     small = f"all('{kinds}').filter((e) => seen(e) && !e.closest('[hidden]'))"
     small += ".map((e) => [e.textContent, e.getBoundingClientRect(), e.closest('th') ? 40 : 43.5])"
@@ -134,27 +134,27 @@ def by_keyboard(figure):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_weights_come_on_first_use(fresh, look, site, name):
-    """Those of a light model come at once."""
+    """Weights are fetched on first use, those of a light model at once."""
     figure = fresh(name, motion="reduce")
     assert name == "live" or figure.fetched() == []
-    # Until then the picture that needs no script is there.
+    # Until then the static picture is shown.
     assert figure.css(".fw-picture").first.is_visible()
     figure.start()
     assert sorted(figure.fetched()) == MODELS[name]
-    # From disk, too.
+    # The model also starts from a file on disk.
     figure = Figure(look(page_of(name), base=f"{site.as_uri()}/"), name)
     figure.start()
     assert len(figure.state()["answers" if name == "live" else "text"]) > 1
 
 
 def test_weights_of_another_rule(fresh):
-    """If they do not come, that is said, and the choice is again what is shown."""
+    """If weights are missing, the page says so and keeps the current rule."""
     figure = fresh("shakespeare")
     figure.start()
     sum_rule, delta_rule = (figure.role("radio", name=n) for n in ("sum", "delta"))
     weights = "**/shakespeare/sum.safetensors"
     figure.tab.context.route(weights, lambda r: r.fulfill(status=204))
-    # Not check(): the choice may be back before it is looked at.
+    # Do not call check(): the choice may be undone before playwright reads it.
     sum_rule.click()
     figure.until_it_says("did not come")
     assert delta_rule.is_checked() and figure.state()["rule"] == "delta"
@@ -164,7 +164,7 @@ def test_weights_of_another_rule(fresh):
 
 
 def test_gallery_shows_every_figure(look):
-    """A picture, a line, and a link that the whole card is."""
+    """The gallery has a picture, a line and a link for each figure, in one card."""
     tab = look("figures/index.html", width=1280)
     base = tab.url.removesuffix("figures/index.html")
     stills = tab.get_by_role("listitem").filter(has=tab.locator(".fw-still"))
@@ -177,7 +177,7 @@ def test_gallery_shows_every_figure(look):
             to = card.get_by_role("link").evaluate("(e) => e.href").removeprefix(base)
             pages.append(to.partition("#")[0])
         assert {page_of(name) for name in NAMES} == set(pages)
-    tab.keyboard.press("Tab")  # nothing of a picture can be reached
+    tab.keyboard.press("Tab")  # the keyboard cannot reach any part of a picture
     assert tab.locator(".fw-still :focus").count() == 0
     memory = stills.nth(pages.index("figures/memory.html"))
     memory.scroll_into_view_if_needed()

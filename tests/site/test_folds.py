@@ -1,4 +1,4 @@
-"""What follows a prediction is folded on its page until the prediction is made."""
+"""Test that results on a notebook's page are folded until the prediction is made."""
 
 import contextlib
 import io
@@ -15,9 +15,9 @@ from fwlab.exercises import DERIVATIONS, EXERCISES, QUESTIONS, solution
 
 STEM = "00_start_here"
 PAGE = f"notebooks/{STEM}.html"
-#: The height of each folded part, without those in it.
+#: The height of each folded part, without the parts inside it.
 HEIGHTS = "parts => parts.map((part) => part.offsetHeight)"
-#: As browsers that know no part which is hidden until something in it is found.
+#: An old browser, without `hidden="until-found"`.
 OLD = """Object.defineProperty(HTMLElement.prototype, "hidden", {
   get() { return this.hasAttribute("hidden"); },
   set(value) { this.toggleAttribute("hidden", Boolean(value)); },
@@ -51,7 +51,7 @@ def buttons(tab):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_every_answer_is_folded_after_its_question(site, path):
-    """All are asked; what follows is in the same section, and nowhere before."""
+    """Each answer is folded after its question, with the rest of the section."""
     html = (site / "notebooks" / f"{path.stem}.html").read_text("utf-8")
     article = BeautifulSoup(html, "lxml").find("article")
     forms = {
@@ -67,10 +67,10 @@ def test_every_answer_is_folded_after_its_question(site, path):
         assert [text.count(said) for text in texts] == [1, 1]
         assert question.because not in form.get_text() and not form("details")
         assert fold.find_previous("form") is forms[fold["data-after"].split()[-1]]
-        # All the rest of the section is in it.
+        # The rest of the section is inside the fold.
         following = fold.find_next_sibling()
         assert not fold("h2") and (not following or following.name in ("h2", "hr"))
-    # That of an exercise or a derivation, below its cell: after the hints, and closed.
+    # The answer to an exercise or a derivation is closed, below its cell and hints.
     checked = r'_ = (?:check|golf)\((\w+)[,)]|_ = check_formula\("(\w+)"'
     names = dict.fromkeys(a or b for a, b in re.findall(checked, code(path)))
     boxes = article.select(".fw-answer")
@@ -88,7 +88,7 @@ def test_every_answer_is_folded_after_its_question(site, path):
 
 
 def test_a_part_opens_when_it_may(look):
-    """By an answer, by the button, by the switch; and stays so."""
+    """A part opens by an answer, a button or the switch, and stays open."""
     tab = look(PAGE)
     assert not any(is_open(tab)) and len(is_open(tab)) > 2
     expect(buttons(tab).nth(0)).to_have_attribute("aria-expanded", "false")
@@ -123,7 +123,7 @@ def test_a_part_opens_when_it_may(look):
     assert is_open(tab)[:3] == [True, False, False]
     assert kept(tab) == [FIRST]
 
-    # On paper, all of it; but no answers, and not what only prepares.
+    # On paper, all parts are open, without answers and without preparing cells.
     tab.emulate_media(media="print")
     assert all(is_open(tab))
     assert tab.locator(".fw-anyway:visible, .fw-everything:visible").count() == 0
@@ -133,22 +133,22 @@ def test_a_part_opens_when_it_may(look):
 
 
 def test_a_part_opens_for_who_is_sent_there(look):
-    """By an address, a link, or a search; also in a browser that opens nothing itself."""
+    """An address, a link or a search opens its part, also in an old browser."""
     tab = look(PAGE, script=OLD)
     page = tab.url
-    # In each part, a place to link to.
+    # Add a target for links to each part.
     places = "parts => parts.map((part, i) => (part.lastElementChild.id = `deep${i}`))"
     parts(tab).evaluate_all(places)
     for i in (1, 0):
         tab.evaluate(f"location.hash = 'deep{i}'")
         until(tab, f"document.querySelector('#deep{i}').offsetHeight > 0")
         expect(tab.locator(f"#deep{i}")).to_be_in_viewport()
-    # What is seen so is not made up: it needs no other look.
+    # A part that was opened by a link is not stored as answered.
     assert kept(tab) == []
-    # What other browsers say when they have found words in a part.
+    # The event that a browser sends when it finds words in a part.
     parts(tab).nth(2).dispatch_event("beforematch")
     assert is_open(tab)[:3] == [True, True, True]
-    # The section that the search has found, not the others with that word.
+    # Only the section that was found is opened, not others with the same word.
     section = parts(tab).nth(2).get_attribute("data-section")
     for place, opened in ((f"#{section}", [False, False, True]), ("", [True] * 3)):
         tab.goto(f"{page}?h=answer{place}", wait_until="load")
@@ -178,7 +178,7 @@ def test_without_scripts_nothing_is_folded(look):
     ],
 )
 def test_a_browser_that_keeps_nothing(look, broken):
-    """Parts open all the same, until the page is left; `look` would see an error."""
+    """Without storage, parts still open until the page is left, without an error."""
     # Ignore errors of the theme when storage is blocked: they are not ours.
     ignored = "addEventListener('error', (e) => e.preventDefault(), true);"
     tab = look(PAGE, script=broken + ignored)

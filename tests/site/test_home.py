@@ -1,4 +1,4 @@
-"""The home page: its promise, and two models that differ in one term."""
+"""Test the home page: its claim, and two models that differ in one term."""
 
 import pytest
 from figure import Figure
@@ -6,7 +6,7 @@ from figure import Figure
 
 @pytest.fixture
 def home(fresh):
-    """Open the page at rest: three people have moved."""
+    """Open the page at rest, after three people have moved."""
     figure = fresh("live", motion="reduce")
     figure.until("state().answers !== null")
     return figure
@@ -32,7 +32,7 @@ def test_first_screen_has_promise_models_and_three_ways_on(look, size):
     shown = [
         *[tab.locator(f"article {part}") for part in ("h1", ".fw-lead")],
         *ways.all(),
-        # What was read, both matrices, all answers, and the change to press.
+        # The moves, both matrices, all answers, and the suggested change.
         *[home.css(part).first for part in (".fw-pair p", ".fw-memories", "table")],
         home.starter(),
     ]
@@ -41,21 +41,21 @@ def test_first_screen_has_promise_models_and_three_ways_on(look, size):
         box = each.bounding_box()
         assert box["y"] >= top - 1 and box["y"] + box["height"] <= size[1], each
         assert box["x"] >= 0 and box["x"] + box["width"] <= size[0], each
-    # Both equations are over their matrices, and the term that differs is marked.
+    # Each equation is above its matrix, and the term that differs is marked.
     assert home.texts(".fw-memories mark") == ["− W k"]
     equations = home.css(".fw-memories i").all()
     for equation, canvas in zip(equations, home.css("canvas").all(), strict=True):
         box, below = equation.bounding_box(), canvas.bounding_box()
         assert box["y"] + box["height"] <= below["y"] + 1
         assert abs(box["x"] - below["x"]) < 1
-    # The press and what it changes are seen together.
+    # The button and the cells that it changes are visible together.
     home.starter().click()
     home.until("state().facts.length === 9")
     assert tab.evaluate("window.scrollY") == 0
 
 
 def test_one_press_shows_the_difference(home):
-    """A change that the sum rule cannot follow."""
+    """One press makes a change of place that the sum rule answers wrongly."""
     assert home.texts("thead strong") == ["2 of 5", "5 of 5"]
     for count in (9, 10, 11):
         home.starter().click()
@@ -68,11 +68,11 @@ def test_one_press_shows_the_difference(home):
     pairs = zip(answers["sum"], answers["delta"], strict=True)
     right = [a["right"] for pair in pairs for a in pair]
     assert home.texts("tbody b") == ["✓" if each else "✗" for each in right]
-    assert len(home.fetched()) == 2  # once
+    assert len(home.fetched()) == 2  # each only once
 
 
 def test_a_name_asks(home):
-    """Its button stays, lights up what is read, and is pressed again to leave."""
+    """A press on a name shows its reading; a second press hides it."""
     pictures = "all('canvas').map((e) => e.toDataURL()).join() + words()"
     before = home.ask(pictures)
     button = home.role("button", name="Ask where Dan is")
@@ -85,13 +85,13 @@ def test_a_name_asks(home):
 
 
 def test_moves_play_at_once(fresh):
-    """They go on with what is seen before the script comes: nothing jumps."""
+    """The moves continue the static picture without a jump when the script arrives."""
     home = fresh("live", timed=True)
     home.until("state().facts.length > 8")
     home.tab.clock.run_for(20_000)
     home.until("state().facts.length === 10 && !state().playing")
     assert home.texts("thead strong") == ["0 of 5", "5 of 5"]
-    # All five where the reader wants them, until the reader does something else.
+    # All five moves are replayed on request, until the reader makes another change.
     sign = home.css("small", has_text="Replaying the five moves")
     assert not sign.is_visible()
     home.press("Replay the moves")
@@ -135,7 +135,7 @@ def test_can_be_emptied_and_filled(home):
     for count in range(1, 25):
         home.starter().press("Enter")
         home.until(f"state().facts.length === {count}")
-    # The keyboard is not left on a button that is off.
+    # The keyboard focus is not left on a disabled button.
     assert home.starter().is_disabled() and home.focused() == "Empty both memories"
     home.press("Empty both memories")
     tell(home, "Ada is in Rome. Ben is in Oslo.")
@@ -144,7 +144,7 @@ def test_can_be_emptied_and_filled(home):
 
 
 def test_weights_that_do_not_come_are_said_to(look):
-    """The next press fetches them again."""
+    """If weights are missing, the page says so; the next press fetches them again."""
     tab = look("404.html")
     home = Figure(tab, "live")
     tab.route("**/sum.safetensors", lambda route: route.fulfill(status=204))

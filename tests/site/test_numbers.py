@@ -1,4 +1,4 @@
-"""The number of an equation says whose it is, and leads to where it stands."""
+"""Test that the number of an equation names its paper and links to the equation."""
 
 import re
 from html import unescape
@@ -12,11 +12,11 @@ NUMBER = re.compile('<a class="fw-number" href="(.*?)" title="(.*?)">\\((.*?)\\)
 
 @pytest.fixture(scope="module")
 def numbers(pages) -> dict[str, dict[str, tuple[str, str]]]:
-    """Return what is said of each number of a page, and where it leads."""
+    """Return the description and the link target of each equation number of a page."""
     found = {}
     for name, page in pages.items():
         html = re.sub("<code.*?</code>", "", page.html, flags=re.S)
-        # No TeX is left, in a formula or of a number.
+        # No TeX is left, neither in a formula nor in a number.
         assert not re.search(r'"arithmatex">\s*\\|\\tag\{|katex-tag', html), name
         if known := {
             n: (unescape(said), href) for href, said, n in NUMBER.findall(html)
@@ -27,7 +27,7 @@ def numbers(pages) -> dict[str, dict[str, tuple[str, str]]]:
 
 
 def test_every_number_says_whose_it_is(numbers):
-    """`test_build.py` follows its link to where it is listed."""
+    """The title of each equation number names its paper, or says that it is fwlab's."""
     for name, known in numbers.items():
         for number, (said, _) in known.items():
             if number[0].isdigit():
@@ -35,7 +35,7 @@ def test_every_number_says_whose_it_is(numbers):
                 assert re.match(rf"Eqs?\. {number} of {papers}", said), (name, said)
             else:
                 assert said.startswith(f"({number}) is our own number. "), name
-    # The same number is another equation in another paper.
+    # The same number belongs to different equations in different papers.
     errata, kimi = numbers["errata.html"], numbers["annotated/kimi.html"]
     assert errata["4"][0].startswith("Eq. 4 of Zhai et al. 2021. AFT-local")
     assert errata["29"][0].startswith("Eq. 29 of Schlag et al. 2021. Sum normalis")
@@ -48,7 +48,7 @@ def test_every_number_says_whose_it_is(numbers):
 def test_a_number_is_explained(look, numbers, page):
     tab = look(page)
     number = tab.locator(".fw-number:visible", has_text="(24)").first
-    # A reader who cannot see gets the number, too.
+    # A screen reader reads the number, too.
     assert number.evaluate("e => e.closest('[aria-hidden]')") is None
     shown = expect(tab.locator(".md-tooltip2", has_text=numbers[page]["24"][0]))
     for come, go in (
@@ -59,14 +59,14 @@ def test_a_number_is_explained(look, numbers, page):
         shown.to_be_visible()
         go()
         shown.to_be_hidden()
-    # A full stop is a part of its formula, and so begins no line.
+    # A full stop belongs to its formula, so it never begins a line.
     assert tab.locator(".katex + :text-matches('^[.,;]')").count() == 0
     assert tab.locator("span.arithmatex .katex", has_text=re.compile(r"[.,]$")).count()
 
 
 @pytest.mark.parametrize("width", [390, 1440])
 def test_numbers_stand_at_the_right_of_their_formulas(look, width):
-    """On the line of the formula, not on top of it."""
+    """Each number is on the line of its formula, at the right, without overlap."""
     tab = look("notebooks/01_fast_weights.html", width=width)
     places = tab.evaluate(asks.BESIDE)
     assert len(places) > 5

@@ -1,4 +1,4 @@
-"""Every page of the built site in a browser: whole, legible, and light."""
+"""Test every page of the built site in a browser: complete, legible and small."""
 
 import gzip
 import shutil
@@ -12,21 +12,21 @@ from built import AXE, WIDTH, asks, search, until
 from shift import shift
 
 ALL = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
-#: What the colours of a theme can break.
+#: Rules of axe-core that depend on the colours of a theme.
 COLOURS = ["color-contrast", "link-in-text-block"]
-#: One page of each kind: a small one, since axe-core takes most of the time.
+#: One page of each kind, a small one, since axe-core takes most of the time.
 KINDS = (
     *("index", "course", "cheatsheet", "reproduce/ablation", "api/plots"),
     *("results", "results/speed", "results/tables"),
     *("figures/memory", "notebooks/09_chunks", "annotated/fwp"),
     *("annotated/equations", "annotated/source/layers/aft"),
 )
-#: Where plots are drawn, and the size of their letters on a phone.
+#: Elements with plots, and the size of their letters on a phone.
 PLOTS = {"results": 11, "reproduce/": 11, "kernels/": 11, "notebooks/": 9}
 
 
 def test_every_kind_of_page_is_whole(look):
-    # Without the wish for less motion, there is some: else nothing was tested.
+    # Without reduced motion something moves; otherwise the test would be empty.
     assert look("index.html").evaluate(asks.MOVES)
     seen = walk(look, [f"{name}.html" for name in KINDS], COLOURS)
     assert min(seen["plots"], seen["pressed"]) > 1
@@ -39,18 +39,18 @@ def test_every_page_is_whole(look, pages):
 
 
 def walk(look, pages, dark: list[str]) -> Counter:
-    """Open each page once, for a reader who wants less motion.
+    """Open each page once, with reduced motion.
 
-    It is on a phone in the light, then on a wide screen in the dark.
+    The window is that of a phone in the light theme, then a wide one in the dark theme.
 
-    Formulas are set, figures in the colours of the page, nothing is too wide or cut,
-    no line has more than 80 letters, all begin at one edge and end at one measure,
-    letters of plots can be read, nothing moves by itself, focus is seen, and axe-core
-    knows no serious or critical violation.
+    Formulas are typeset, figures have the theme's colours, nothing is too wide or cut,
+    no line has more than 80 letters, all lines have the same edges, letters of
+    plots are legible, nothing moves by itself, the focus is visible, and axe-core
+    finds no serious or critical violation.
     """
     axe = AXE.read_text("utf-8")
     wrong, seen = {}, Counter()
-    # What follows a prediction is looked at, too.
+    # Folded parts are checked, too.
     opened = "localStorage['fwlab.progress'] = '[\"everything\"]';"
     tab = look("404.html", motion="reduce", script=opened + asks.SMOOTH)
     base = tab.url.removesuffix("404.html")
@@ -81,7 +81,7 @@ def walk(look, pages, dark: list[str]) -> Counter:
                 button.click()
                 seen["pressed"] += 1
                 found += tab.evaluate("document.getAnimations().length") * ["pressed"]
-        tab.keyboard.press("Tab")  # as someone who uses no mouse
+        tab.keyboard.press("Tab")  # as a reader without a mouse
         found += tab.evaluate(asks.UNFOCUSED)
         found += tab.evaluate("globalThis.smooth")
         if found:
@@ -91,7 +91,7 @@ def walk(look, pages, dark: list[str]) -> Counter:
 
 
 def examined(tab, scheme: str, width: int, rules: list[str]) -> list[str]:
-    """Return what is wrong in these colours and at this width."""
+    """Return the violations of a page with these colours and this width."""
     tab.locator(f"body[data-md-color-scheme={scheme}]").wait_for()
     checks = (asks.FIGURES, asks.UNNAMED)
     found = [each for script in checks for each in tab.evaluate(script)]
@@ -100,10 +100,10 @@ def examined(tab, scheme: str, width: int, rules: list[str]) -> list[str]:
 
 
 def test_first_screens_stay_where_they_are(browser, address, site):
-    """Let scripts, faces and figures come slowly to a phone."""
+    """On a phone, first screens do not move while scripts, fonts and figures load."""
     for page in ("index", "notebooks/04_delta_rule", "figures/memory"):
         assert shift(browser, f"{address}{page}.html") <= 0.01, page
-    # One on which something comes late: else nothing was tested.
+    # This page moves late; otherwise the test would be empty.
     late = (
         "setTimeout(() => document.querySelector('h1').style.marginTop = '9rem', 999)"
     )
@@ -113,7 +113,7 @@ def test_first_screens_stay_where_they_are(browser, address, site):
 
 
 def test_a_table_is_sorted_by_a_column(look):
-    """Up and down: here by tokens per second."""
+    """A press on the head of a column sorts the table up, a second one down."""
     table = look("results/tables.html").locator("article table").first
     for sort in ("ascending", "descending"):
         table.get_by_role("button", name="Tokens/s").click()
@@ -126,20 +126,20 @@ def test_a_table_is_sorted_by_a_column(look):
 
 
 def test_pages_are_light(look, site, pages):
-    """What a page sends before it is touched, compressed, without fonts."""
+    """The compressed size of a page before any interaction, without fonts, is small."""
 
     @cache
     def packed(name: str) -> int:
         return len(gzip.compress((site / name).read_bytes()))
 
     def named(page: str) -> set[str]:
-        """Return what the HTML of a page names."""
+        """Return the files that the HTML of a page loads."""
         urls = {urljoin(f"http://site/{page}", u) for u in pages[page].loads}
         paths = {urlsplit(u).path.lstrip("/") for u in urls if "http://site/" in u}
-        # Not the pages before and after it, which a head names, too.
+        # The head also names the previous and the next page; drop them.
         return {p for p in paths if (site / p).is_file() and ".html" not in p} | {page}
 
-    # Scripts ask for more, those of the theme for the same on every page.
+    # Scripts fetch more files; scripts of the theme fetch the same for every page.
     tab = look("index.html")
     tab.wait_for_load_state("networkidle")
     entries = "performance.getEntriesByType('resource').map((e) => e.name)"
@@ -152,7 +152,7 @@ def test_pages_are_light(look, site, pages):
 
 
 def test_site_opens_from_disk(look, site):
-    """Formulas, links and search, without any server."""
+    """Formulas, links and search work from a file on disk, without a server."""
     tab = look("index.html", base=f"{site.as_uri()}/")
     assert tab.locator("article .katex").count() > 0
     search(tab, "triangular system")
@@ -163,12 +163,12 @@ def test_site_opens_from_disk(look, site):
     assert tab.locator("article .katex").count() > 0
 
 
-#: Where a page leads that is not there.
+#: Links of the page 404.html.
 FROM_404 = ["index.html", "index.html", "course.html", "annotated/index.html"]
 
 
 def test_page_that_is_not_there(browser, site, tmp_path):
-    """A host shows it at any address; its links find the site above."""
+    """At any address, the page for missing pages links to the site."""
     deep = shutil.copytree(site, tmp_path / "folder") / "notebooks" / "old"
     deep.mkdir()
     shutil.copy(site / "404.html", deep)
@@ -186,7 +186,7 @@ def test_page_that_is_not_there(browser, site, tmp_path):
 
 
 def test_page_that_is_not_there_without_scripts(look):
-    """At the root of the site: its own styles, and links that work."""
+    """Without scripts, the page for missing pages has styles and working links."""
     tab = look("404.html", java_script_enabled=False)
     assert tab.locator("noscript").is_visible()
     text = tab.locator("main").bounding_box()

@@ -1,4 +1,4 @@
-"""Questions of the notebooks, asked on their pages."""
+"""Test questions of the notebooks on their pages."""
 
 import ast
 import contextlib
@@ -28,7 +28,7 @@ def asked(path) -> list[str]:
 
 
 def in_a_notebook(name, answer) -> str:
-    """Return what `predict` and `reveal` print for an answer."""
+    """Return the output of `predict` and `reveal` for an answer."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         predict(name, answer)
@@ -37,7 +37,7 @@ def in_a_notebook(name, answer) -> str:
 
 
 def shown(text: str) -> str:
-    """Return what a page makes of words that a terminal shows."""
+    """Return the text of a page for the text of a terminal."""
     return unescape(re.sub("<[^>]*>", "", tex.typeset(text)))
 
 
@@ -51,7 +51,7 @@ def answer(form, question, value: float | str) -> str:
 
 
 def test_pages_judge_as_the_notebooks_do(look, site):
-    """All questions, with the script of the site, on one page."""
+    """A page and its notebook judge every answer to every question alike."""
     pages = (site / "notebooks" / f"{path.stem}.html" for path in NOTEBOOKS)
     html = "".join(page.read_text("utf-8") for page in pages)
     forms = "".join(re.findall('<form class="fw-quiz".*?</form>', html, re.DOTALL))
@@ -60,7 +60,7 @@ def test_pages_judge_as_the_notebooks_do(look, site):
     tab.add_script_tag(url="/scripts/quiz.js")
     questions = [QUESTIONS[name] for path in NOTEBOOKS for name in asked(path)]
     answers = [(q, value) for q in questions for value in (q.truth, *q.tempting)]
-    # A percentage may be written with its sign.
+    # A percentage may be typed with its sign.
     typed = [
         (q.name, v if q.choices else f"{v:g}{' %' * q.percent}") for q, v in answers
     ]
@@ -98,7 +98,7 @@ def test_numbers_as_people_write_them(look):
 
 
 def test_without_scripts_the_answer_unfolds(site):
-    """Below what is asked on an earlier notebook; see `test_folds.py` for predictions."""
+    """Without scripts, a review question unfolds its answer; see `test_folds.py`."""
     html = (site / "notebooks" / "01_fast_weights.html").read_text("utf-8")
     form = re.search('<form class="fw-quiz".*?</form>', html, re.DOTALL)[0]
     assert re.search("<button[^>]* hidden", form)
@@ -109,7 +109,7 @@ def test_without_scripts_the_answer_unfolds(site):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_no_cell_names_the_answer_that_it_reveals(path):
-    """It computes it: anyone who works through the notebook would read it there."""
+    """A cell computes the answer that it reveals; a reader would see a constant."""
     cells = json.loads(path.read_text("utf-8"))["cells"]
     named = [
         (cell["id"], ast.unparse(argument))

@@ -1,4 +1,4 @@
-"""The pages of reproduced results say and draw what was run, and no more."""
+"""Test that pages of reproduced results state and draw the stored points only."""
 
 import html
 import json
@@ -45,7 +45,7 @@ def test_pages_show_their_results(built):
 
 
 def test_the_index_has_every_claim(built, site):
-    """So has the file, and the sums above say as many."""
+    """The index and the CSV file have every claim, and the totals are right."""
     page = html.unescape(built["index"])
     for each in hook._index():
         assert f"{each['experiment'].name}.html" in page and each["state"] in page
@@ -54,7 +54,7 @@ def test_the_index_has_every_claim(built, site):
     assert written == hook.table(), "python docs/hooks/reproduce.py writes this file"
     sums = re.findall(r"</svg> [a-z ]+ <b>(\d+)</b>", page)
     assert sum(map(int, sums)) == len(rows)
-    # Every mark leads to its row, and is called and filled as that says.
+    # Each mark links to the row of its claim, with the same title and fill.
     marks = re.findall('href="#(.+?)" title="(.+?)" aria-label=.+?fill="(.)', page)
     fills = {"published": "c", "ours": "n"}  # currentColor, none
     assert [mark[1:] for mark in marks] == [
@@ -66,7 +66,7 @@ def test_the_index_has_every_claim(built, site):
 
 
 def test_claims_are_chosen_and_sorted(look):
-    """Without a script all are there, and no choice that does nothing."""
+    """Claims can be filtered and sorted; a mark links to its row."""
     tab = look("reproduce/index.html", width=390)
     rows, shown = tab.locator(".fw-claims tbody tr"), "tbody tr:not([hidden])"
     every = rows.count()
@@ -75,7 +75,7 @@ def test_claims_are_chosen_and_sorted(look):
     few = tab.locator(f".fw-claims {shown}").count()
     assert 0 < few < every
     assert tab.locator(".fw-choose output").text_content() == f"{few} of {every} claims"
-    # A mark leads to its row, also to one that was left out.
+    # A mark leads to its row, even if a filter hides the row.
     tab.locator(".fw-chart a[aria-label]").last.click()
     assert tab.evaluate("document.querySelector(':target').rowIndex") == every
     assert tab.locator(f".fw-claims {shown}").count() == every
@@ -92,7 +92,7 @@ def test_claims_are_chosen_and_sorted(look):
 
 # --- Numbers in the text ------------------------------------------------
 
-#: Where a page speaks of our results, and what in it is no text.
+#: The section with our results, and the parts of a page that are no text.
 SPOKEN = re.compile(r"^## Result$.*?(?=^## |\Z)", re.M | re.S)
 NO_TEXT = re.compile(r"`[^`]*`|\$[^$]*\$|\]\([^)]*\)|<!-- reproduce: .*?-->")
 NUMBER = r"(?<![\w.,])(\d[\d,]*(?:\.\d+)?)(?: ?(?:%|million|thousand))?"
@@ -100,12 +100,12 @@ PAGES = [p for p in sorted((ROOT / "docs/reproduce").glob("*.md")) if p.stem != 
 
 
 def said(text: str) -> list[tuple[str, str, str]]:
-    """Find numbers that are followed by what they are: name and expression."""
+    """Find numbers with a comment that names their page and expression."""
     return re.findall(f"{NUMBER}{hook.CHECKED.pattern}", text)
 
 
 def unsaid(text: str) -> list[str]:
-    """Find decimals and percentages that no expression follows."""
+    """Find decimals and percentages without such a comment."""
     plain = NO_TEXT.sub("", "".join(SPOKEN.findall(text)))
     plain = re.sub(f"{NUMBER}{hook.CHECKED.pattern}", "", plain)
     found = re.finditer(rf"{NUMBER}", plain)
@@ -130,10 +130,10 @@ def value(name: str, expression: str) -> float:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_numbers_of_the_text_are_those_of_the_results(page):
-    """Compare `2.34<!-- full: median(of("loss", mixer="delta")) -->` with its results.
+    """The number in `2.34<!-- full: median(of("loss", mixer="delta")) -->` is right.
 
-    Settings, and numbers that others have published, are `<!-- given -->`. Of the
-    results of another page: `2.82<!-- full state-size: ... -->`.
+    Settings, and numbers that others have published, are `<!-- given -->`. Results of
+    another page name that page: `2.82<!-- full state-size: ... -->`.
     """
     text = page.read_text("utf-8")
     for number, name, expression in said(text):
@@ -144,14 +144,14 @@ def test_numbers_of_the_text_are_those_of_the_results(page):
     assert unsaid(text) == []
 
 
-#: These draw what is best over rates, which one seed need not change.
+#: These draw the best of several rates, which one seed need not change.
 CHOSEN = "rates", "erasing"
 MARKS = [name for name in EXPERIMENTS if hook._load(name, True) and name not in CHOSEN]
 
 
 @pytest.mark.parametrize("name", MARKS)
 def test_only_what_was_run_is_drawn(name):
-    """As many marks as seeds; one point more is another drawing."""
+    """A drawing changes if one point is removed."""
     points = hook._load(name, True)["points"]
 
     def drawing(points):

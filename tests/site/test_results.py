@@ -1,4 +1,4 @@
-"""The pages of results draw and say what docs/results/*.json says."""
+"""Test that the pages of results draw and state the values of docs/results/*.json."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from frame import Points
 
 RESULTS = ROOT / "docs" / "results"
 PAGE, SPEED, TABLES = "results.html", "results/speed.html", "results/tables.html"
-#: The plots of each page, in their order.
+#: The plots of each page, in order.
 DRAWN = {
     PAGE: "losses erasing decay hybrids longer carried fla operations steps",
     SPEED: "operations peers steps lengths batches decoding generation",
@@ -31,7 +31,7 @@ def points(name: str) -> list[dict]:
 
 
 def final() -> dict[str, list[float]]:
-    """Return the losses of each mixer's runs."""
+    """Return the final losses of each mixer's runs."""
     losses = defaultdict(list)
     for path in RESULTS.glob("nanogpt-cpu-*.json"):
         run = read(path.stem)
@@ -46,7 +46,7 @@ def pages_of(site) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def labels(pages_of) -> dict[str, str]:
-    """Return what each plot of the pages says to those who do not see it."""
+    """Return the text alternatives of the plots of all pages."""
     found = {}
     for page, html in pages_of.items():
         pattern = r'<svg id="plot-(\w+)" role="img" aria-label="([^"]*)"'
@@ -62,7 +62,7 @@ def words(html: str) -> list[str]:
 
 
 def test_a_finding_is_a_claim_a_chart_and_forty_words(pages_of):
-    """And a link to its evidence; no paragraph of the pages is long."""
+    """A finding has a claim, a chart, at most 40 words and a link to its evidence."""
     _, *findings = pages_of[PAGE].split("<h2 ")
     assert len(findings) == len(DRAWN[PAGE].split())
     for finding in findings:
@@ -76,7 +76,7 @@ def test_a_finding_is_a_claim_a_chart_and_forty_words(pages_of):
 
 
 def test_every_table_has_its_numbers(pages_of, site):
-    """As files beside it; and as many cells in each row."""
+    """Each table links to its numbers, and all rows have the same number of cells."""
     for section in pages_of[TABLES].split("<h2 ")[1:]:
         files = re.findall(
             r'<a href="([\w-]+\.json)">(?:JSON|all numbers)</a>', section
@@ -118,7 +118,7 @@ def test_charts_show_what_their_titles_claim(labels):
 
 
 def test_a_chart_draws_its_numbers(monkeypatch):
-    """A mark at each, in the row of its name."""
+    """A chart draws a mark at each of its numbers, in the right row."""
     monkeypatch.setattr(plots, "drawn", lambda figure, *_: figure)
     series = {"a": {"x": [3.0, 1.0], "y": [2.0]}, "b": {"y": [5.0]}}
     (ax,) = plots.chart("name", "", series, "").axes
@@ -154,11 +154,11 @@ def test_the_readme_has_each_mixer_at_its_own_rate():
 
 
 def test_no_bare_mixer_but_feedback_is_below_no_memory():
-    """What README and the results say of windows of 64 characters."""
+    """Of all mixers without options, only feedback has a lower loss than no memory."""
     loss = final()
     below = {name for name, seeds in loss.items() if min(seeds) < max(no_memory())}
     assert below == {"feedback", "feedback-shared"}
-    # Attention by distance is below every rule of fast weights, and stacks below it.
+    # Transformer-XL is below all fast weight rules, and stacks are below it.
     rules = ("sum", "gated", "delta", "gated-delta", "fwp")
     assert mean(loss["softmax"]) > mean(loss["delta"])
     assert max(loss["transformer-xl"]) < min(mean(loss[rule]) for rule in rules)
@@ -168,7 +168,7 @@ def test_no_bare_mixer_but_feedback_is_below_no_memory():
 
 
 def test_pages_of_kernels_say_what_was_measured():
-    """Each rate and each time is of a GPU that is named."""
+    """A paragraph of the kernel pages with rates or times names the GPU."""
     for path in sorted((ROOT / "docs" / "kernels").glob("*.md")):
         page = path.read_text("utf-8")
         for paragraph in page.partition("\n# ")[2].split("\n\n"):

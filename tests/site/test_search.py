@@ -1,4 +1,4 @@
-"""The search: what it finds first, what it shows, and what it has of the pages."""
+"""Test the search: its first results, its display, and its index."""
 
 import gzip
 import json
@@ -13,7 +13,7 @@ from built import asks, search
 from fwlab.exercises import EXERCISES, QUESTIONS
 from fwlab.exercises.notation import printed
 
-#: What comes first for what readers type: as terms of the site, in other words, in
+#: The first result for queries of readers: in terms of the site, in other words, in
 #: symbols, as a question, misspelled, and unfinished.
 FOUND = {
     "annotated/aft-window": ["aft-local"],
@@ -61,7 +61,7 @@ FOUND = {
     "transformers": ["hugging face", "use with huggingface"],
 }
 QUERIES = {query: place for place, queries in FOUND.items() for query in queries}
-#: Asks the script of the search, outside a browser.
+#: Run the script of the search outside a browser.
 ASK = """
 const [script, ...queries] = process.argv.slice(1);
 const worker = vm.createContext({ URLSearchParams });
@@ -73,7 +73,7 @@ console.log(JSON.stringify(queries.map(first)));
 
 @pytest.fixture(scope="module")
 def sections(site) -> list[dict]:
-    """Return what the search has of the pages."""
+    """Return the sections in the index of the search."""
     script = (site / "assets" / "search.js").read_text("utf-8")
     (line,) = re.findall(r"^const SECTIONS = (.+);$", script, re.MULTILINE)
     return json.loads(line)
@@ -93,48 +93,48 @@ def test_what_comes_first(site):
 
 
 def test_it_has_the_whole_text(site, sections):
-    """Notes, tables and code, once; the index of the theme has nothing."""
+    """The index has notes, tables and code once; the index of the theme is empty."""
     theme = json.loads((site / "search" / "search_index.json").read_text("utf-8"))
     assert theme["docs"] == []
     said = {"title": "", "text": "", "code": ""}
     for section in sections:
         for kind in said:
             said[kind] += section[kind] + "\n"
-    # A row with its cells apart, a question, a note, commands, a cell and its output.
+    # A row with separate cells, a question, a note, commands, a cell and its output.
     assert re.search(r"^delta · 1\.\d+ · ", said["text"], re.MULTILINE)
     question = QUESTIONS["same_key"]
     assert question.text in said["text"] and "Copied!" not in said["text"]
     assert "pip install" in said["code"] and "_ = check(delta_step)" in said["code"]
     assert said["code"].count("def delta_step(W: Tensor, k: Tensor,") == 1
-    # What a reader should not be told before.
+    # Answers and solutions are not in the index.
     assert question.because not in said["text"]
     assert printed(EXERCISES["few_features"]).splitlines()[-1] not in said["code"]
 
 
 def test_it_arrives_while_a_reader_types(site):
-    """In a second and a half at 4 Mbit/s."""
+    """The compressed index loads in 1.5 s at 4 Mbit/s."""
     assert len(gzip.compress((site / "assets" / "search.js").read_bytes())) < 750_000
 
 
 def test_it_leads_to_sections(sections):
-    """Text of a notebook belongs to the heading above it, not to the page."""
+    """Text of a notebook is indexed under the heading above it, not under the page."""
     found = [e["location"] for e in sections if "One of x and −x" in e["text"]]
     assert "notebooks/03_dpfp.html#1-in-the-plane" in found
     assert "notebooks/03_dpfp.html" not in found
 
 
 def test_formulas_are_readable(sections):
-    """As text: neither dropped nor TeX."""
-    # Where contributors read how to write a formula, the TeX is code.
+    """Formulas are indexed as readable text without TeX."""
+    # The page for contributors shows TeX as code.
     texts = (e["text"] for e in sections if "contribute.html" not in e["location"])
     text = " ".join(texts)
-    # A backslash, a brace or a dollar of code is not TeX.
+    # A backslash, a brace or a dollar in code is not TeX.
     assert not re.search(r"\\[a-zA-Z]{2,}\b|\\[\[(]|\$\$|[_^]\{|\\tag", text)
     assert "W_t = W_(t−1) + " in text and "v ⊗ k" in text
 
 
 def test_a_press_lands_where_enter_lands(look):
-    """At the section that says most; only what was typed is in the address, and marked."""
+    """A click and Enter lead to the same section, with only the typed words marked."""
     tab = look("index.html")
     search(tab, "generate text")
     results = tab.locator(".md-search-result__article:visible")

@@ -1,6 +1,6 @@
-"""Twelve tasks that people come for: where they begin, what they press, where it ends.
+"""Do twelve tasks of readers: where each begins, what they press, where it ends.
 
-No task takes more than three presses, those of a group in the menu included.
+No task takes more than three presses, including groups in the menu.
 """
 
 import re
@@ -8,8 +8,8 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-#: What somebody wants: the page where they begin, what they press, the page and the
-#: words that they were looking for.
+#: A task: the page where a reader begins, the presses, the final page, and the
+#: words on it.
 TASKS = """
 learn from the beginning; index.html > Start the course > 0. Start here
     => notebooks/00_start_here.html: a memory that is a matrix
@@ -48,7 +48,7 @@ def test_task(look, way, goal, words):
 
 
 def test_five_ways_in(look):
-    """The same five on every page, and a path to it above its title."""
+    """Each page has the same five sections, and its path above its title."""
     for page in ("index.html", "annotated/delta.html", "results/speed.html"):
         tabs = look(page).locator(".md-tabs__link")
         wanted = ["Learn", "Play", "Code", "Evidence", "Help"]

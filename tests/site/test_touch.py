@@ -1,11 +1,11 @@
-"""Figures under a finger: real touch events, through the browser's protocol."""
+"""Test figures with real touch events, through the browser's protocol."""
 
 from itertools import pairwise
 
 import pytest
 from built import until
 
-#: One of each kind, with its figure and what of the state it moves.
+#: One handle of each kind, with its figure and the part of the state that it moves.
 HANDLES = {
     "Key A": ("memory", "pairs[0].degrees"),
     "New value": ("memory", "next.value"),
@@ -15,8 +15,8 @@ MOVES = 6
 
 
 def slide(tab, *points: tuple) -> None:
-    """Put a finger down at the first point, move it through all others, and lift it."""
-    # The browser knows where a finger scrolls only once it has drawn the page.
+    """Touch the first point, move through all others, and lift the finger."""
+    # The browser decides where touches scroll only after it has drawn the page.
     tab.screenshot(clip={"x": 0, "y": 0, "width": 1, "height": 1})
     finger = tab.context.new_cdp_session(tab)
 
@@ -32,7 +32,7 @@ def slide(tab, *points: tuple) -> None:
 
 
 def swipe(tab, element) -> None:
-    """Swipe up from an element: the page scrolls."""
+    """Swipe up from an element, and require that the page scrolls."""
     in_the_middle(tab, element)
     top = tab.evaluate("scrollY")
     x, y = middle(element)
@@ -46,7 +46,7 @@ def middle(element) -> tuple[float, float]:
 
 
 def in_the_middle(tab, element) -> None:
-    """Scroll an element to where the page could scroll both ways."""
+    """Scroll an element to a position where the page can scroll both ways."""
     top = "e.getBoundingClientRect().top - 250"
     element.evaluate(f"(e) => scrollBy({{ top: {top}, behavior: 'instant' }})")
     assert tab.evaluate("scrollY > 50")
@@ -59,7 +59,7 @@ def phone(fresh):
 
 @pytest.mark.parametrize("name", HANDLES)
 def test_handle_follows_a_finger(phone, name):
-    """Down and up, where the page would scroll, and across; beside it, it scrolls."""
+    """A handle follows a finger in any direction; beside a handle, the page scrolls."""
     of, moved = HANDLES[name]
     figure = phone(of)
     tab, handle = figure.tab, figure.role("slider", name=name, exact=True)
@@ -67,19 +67,19 @@ def test_handle_follows_a_finger(phone, name):
     top, before = tab.evaluate("scrollY"), figure.ask(f"state().{moved}")
     x, y = middle(handle)
     end = x - 30, y - 20
-    # A finger rarely meets the middle. Next to A is B.
+    # A finger rarely meets the centre. The handle B is next to A.
     side = 1 if name == "Key A" else -1
     slide(tab, (x + 12 * side, y + 15 * side), (x, y + 70), (x + 5, y - 60), end)
     assert tab.evaluate("scrollY") == top
     assert figure.ask(f"state().{moved}") != before
-    if "degrees" not in moved:  # those stay on their circle
-        # It is where the finger has left it, within a tenth of the plane.
+    if "degrees" not in moved:  # other handles stay on their circle
+        # The handle is where the finger left it, within a tenth of the plane.
         assert middle(handle) == pytest.approx(end, abs=4)
     swipe(tab, figure.css(".fw-words"))
 
 
 def test_the_nearest_handle_is_taken(phone):
-    """Two keys closer together than a finger is wide."""
+    """Of two keys closer together than the width of a finger, the nearer one moves."""
     figure = phone("memory")
     degrees = "state().pairs.map((pair) => pair.degrees)"
     keys = [figure.role("slider", name=f"Key {name}") for name in "AB"]
