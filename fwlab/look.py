@@ -291,7 +291,7 @@ def _plain(x: Any) -> Any:
 def picture(
     reading: Reading, layers: Sequence[Layer], name: str | None, places: Sequence[int]
 ) -> Figure:
-    """Draw all heads over the text, a row each, with the results for a name."""
+    """Draw heat maps of all heads along the text; with a name, how long it is kept."""
     beta = torch.cat([layer.beta for layer in layers], 1)
     norm = torch.cat([layer.norm for layer in layers], 1)
     decay = torch.cat([layer.decay.mean(-1) for layer in layers], 1)

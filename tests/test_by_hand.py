@@ -244,7 +244,7 @@ def test_feedback(implementation):
 
     def layer(x, z):
         a, b = x[0] + 2 * z[0] - z[1], x[1] + z[0] + z[1]
-        half = (a - b) / 2  # of two numbers, one is as far above the mean
+        half = (a - b) / 2  # the distance of either number from their mean
         u = half / math.sqrt(half**2 + 1e-5)
         h = u * (1 + math.erf(u / math.sqrt(2))) / 2
         return a + h, b - 2 * h

@@ -308,7 +308,7 @@ def test_what_a_wrong_answer_prints_is_shown_once(capsys):
     printed = capsys.readouterr().out
     assert (
         "yours is" in printed and printed.count("here I am") == 4
-    )  # calls of two properties
+    )  # two properties call it
 
 
 def test_a_slow_answer_is_not_called_often():

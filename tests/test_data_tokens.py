@@ -227,8 +227,8 @@ def test_every_token_once_per_epoch(case):
         ends = torch.tensor([100 * d + size - 1 for d, size in enumerate(sizes)])
         last = torch.isin(inputs, ends)
         assert targets.equal((inputs + 1).masked_fill(last, -100))
-        # A document begins with its first token, in each row, and at the end
-        # of the tokens.
+        # Borders: the first token of each document, the start of each row, and
+        # where padding begins.
         step = torch.arange(rows * length)
         begins = (step % length == 0) | (step == count)
         begins[:count] |= inputs % 100 == 0

@@ -146,7 +146,7 @@ def test_naive_and_efficient_drop_the_same(mixer):
         for parameter in block.parameters():  # larger weights make the blocks nonlinear
             torch.nn.init.normal_(parameter, std=0.5)
     key_mask = drawn_mask(2, 20, share=0.7)
-    other = "auto" if mixer == "transformer-xl" else "efficient"  # it has one form
+    other = "auto" if mixer == "transformer-xl" else "efficient"  # one implementation
     for mask in (None, key_mask):
         naive = outcome(model, x, mask, "naive")
         efficient = outcome(model, x, mask, other)

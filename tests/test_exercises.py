@@ -184,7 +184,7 @@ def written_otherwise(answer):
 
 @pytest.mark.parametrize("name", EXERCISES)
 def test_what_is_no_result_is_said_first(name):
-    """An answer without a result fails at the first property."""
+    """An answer that returns no valid result fails at the first property."""
     numbers = ("returns a number", "returns one number")
     first = EXERCISES[name].properties[0].says
     for answer in NONE[2 * first.startswith(numbers) :]:

@@ -21,7 +21,7 @@ def test_the_cases_of_this_night():
 
 
 def test_a_mistake_is_found_and_made_simple(monkeypatch):
-    """The fuzzer finds one wrong digit in the ninth step, and simplifies the case."""
+    """The fuzzer finds an error of 1e-4 from nine steps on, and shrinks the case."""
     right = ops.fwp
 
     @functools.wraps(right)

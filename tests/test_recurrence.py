@@ -49,7 +49,7 @@ product = Recurrence(
 
 @pytest.fixture(params=["function", "node"])
 def traced(request, monkeypatch):
-    """Make an eager call, or a traced one."""
+    """Run the test eagerly and as if traced; return True for traced."""
     calls.clear()
     if request.param == "node":
         monkeypatch.setattr(_recurrence, "is_traced", lambda x: True)

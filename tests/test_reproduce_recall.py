@@ -43,7 +43,7 @@ def test_every_key_is_asked_once_for_its_most_recent_value():
 
 
 def test_sequences_of_zoology():
-    """Sequences have pairs, repeated keys, and each key again among random tokens."""
+    """Sequences have pairs, repeated keys, and a query per key among random tokens."""
     torch.manual_seed(1)
     for returns in (0, 2, 4):
         end = 2 * (4 + returns)

@@ -254,7 +254,7 @@ def test_the_predictions_are_those_that_were_written_down():
 def test_the_best_memory_of_random_directions_has_the_loss_of_the_law(
     features, rank, decay, writes
 ):
-    """Untrained, the best memory of random directions has the loss of the law."""
+    """An untrained memory along random directions has the loss the law predicts."""
     S, generator = 40, torch.Generator().manual_seed(1)
     torch.manual_seed(1)
     keys, values, last = law.draw_pairs(1000, S, writes)

@@ -775,7 +775,7 @@ def test_what_to_type_next(fwlab):
     *_, again = [fwlab(*command[1:]) for command in commands]
     assert {*os.listdir("a run")} >= {"look.svg", "curves.svg"}
     assert result_of("a run")["config"]["steps"] == 12
-    # The command continues from there, without one more option each time.
+    # The next command continues from there in turn; options do not accumulate.
     _, _, said = again[1].partition("\nnext:\n")
     *_, last = map(shlex.split, said.splitlines())
     assert last == [each.replace("12", "24") for each in commands[-1]]

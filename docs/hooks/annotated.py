@@ -231,7 +231,7 @@ def _path(function) -> str:
 
 
 def _operations() -> dict[str, Page]:
-    """Return the pages of versions, by name: one for each file of a loop."""
+    """Return the pages with versions side by side, by name: one per naive file."""
     pages: dict[str, Page] = {}
     for operation in TABLE.values():
         path = PurePosixPath(_path(operation)).parent

@@ -69,7 +69,7 @@ def on_page_content(html, page, config, files):
 
 
 def on_env(env, config, files):
-    """Insert figures once all pages have been read, before search reads them."""
+    """Add the figures' scripts and the gallery, before search reads the pages."""
     for name, script in bundled(bundles).items():
         files.append(File.generated(config, f"figures/{name}.js", content=script))
     for file in files.documentation_pages():

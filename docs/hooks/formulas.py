@@ -111,8 +111,8 @@ def _link(tag: tuple[str, str], found: re.Match, page, files) -> str:
 
 
 def _about(label: str, tag: str, uri: str) -> tuple[tuple[str, str], str, str]:
-    """Find whose number it is on a page and what it says; page and anchor of its target."""
-    # A page of source counts as its first file.
+    """Return what an equation number refers to, in words; then its page and anchor."""
+    # An equation on a page of annotated source belongs to the page's first file.
     sources = {page.uri: next(iter(page.files.values())) for page in PAGES.values()}
     path = sources.get(uri, uri if uri.startswith("notebooks/") else f"docs/{uri}")
     whose = equations.whose(path, tag)

@@ -178,7 +178,7 @@ def _told(operation: str, steps: list, decay: tuple, n: int) -> dict:
     if operation == "gated_rule":
         told["beta"] = one / n  # the mean of all tokens
     if operation == "implicit_delta_rule":
-        told["beta"] = 1e9 * one  # a step of 1 - 1e-9
+        told["beta"] = 1e9 * one  # step size beta / (1 + beta), almost 1
     if operation == "rwkv7_rule":
         told |= {"a": -k, "b": min(erase, 1) * k}
         told["log_decay"] = columns.clamp(min=0.545).log()

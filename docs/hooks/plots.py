@@ -53,7 +53,7 @@ OUTLINES = re.compile(
     r"scale\((0?\.\d+) [^)]*\)\">(?:(?!<g).)*?</g>",
     re.DOTALL,
 )
-#: The colours of pages in light and dark that take the place of a drawing's.
+#: CSS colours, for light and dark pages, that replace those of a drawing.
 COLOURS = {INK: "currentColor", PAPER: "var(--fw-paper)", DIGITS: "var(--fw-digits)"}
 #: The symbols of matplotlib's formulas in these drawings.
 SIGNS = {"beta": "β", "delta": "δ", "nu": "ν", "phi": "φ", "sigma": "σ"}
@@ -112,7 +112,7 @@ def _letters(drawn: re.Match) -> str:
 
 
 def _formula(tex: str, font: float) -> str:
-    """Set the formula between two $ in a text of this size."""
+    """Typeset a formula, given without its $, as SVG text of this font size."""
     tex = re.sub(r"\\mathdefault\{(.*)\}", r"\1", tex)
     tex = re.sub(r"\\sqrt\{(.*)\}", r"√\1", tex)
     tex = re.sub(r"\\([a-z]+) ?", lambda name: SIGNS.get(name[1], ""), tex)

@@ -106,7 +106,7 @@ def _options(run: dict) -> str:
 
 
 def _versions(file: str, side: str, *columns: str) -> list[dict]:
-    """Return the rows of all cases, with columns also in multiples of a side's."""
+    """Return a benchmark's rows, with columns also relative to one implementation."""
     rows = _read(file)["rows"]
     ours = {str(row["shape"]) + _case(row): row for row in rows if row["side"] == side}
     for row in rows:

@@ -209,7 +209,7 @@ def passes(mixer: str, T: int, d_model: int) -> Callable[[], object]:
 
 
 class Data(NamedTuple):
-    """Hold sequences of tokens: `[count, T + 1]`, the last one is predicted only.
+    """Hold token sequences, `[count, T + 1]`, whose last token is only a target.
 
     - `symbols`: number of different tokens.
     - `draw`: training sequences, this many.

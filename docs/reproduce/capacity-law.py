@@ -29,7 +29,7 @@ COST = "quick: 1 min of one core; full: 9 min"
 #: values, decay per step, and writes of each key.
 KEYS, MAPS, WIDTHS = (24, 32, 48, 64), ("linear", "dpfp-1"), (8, 12, 16, 24, 32)
 RANKS, DECAYS, WRITES = (0.25, 0.5, 0.75, 1.0), (1.0, 0.99, 0.97, 0.95, 0.9), (1, 2, 3)
-#: Predicted losses that are neither solved nor nearly nothing.
+#: Bounds of the predicted loss: 0 = all is retrieved, 0.5 = nothing is.
 LOW, HIGH = 0.05, 0.45
 COUNT = {True: 20, False: 200}
 BATCH, TEST, STEPS, LR = 32, 500, 800, 2e-2

@@ -24,7 +24,7 @@ NEAR, FAR = (3, 40), (40, 256)
 MODULUS, OPERATORS = 5, "+-*"
 #: Sequences of an optimiser step, and of the test.
 BATCH, TEST = 32, 256
-#: The difference to the paper, which trains for 100,000 steps at width 128.
+#: How we differ from the paper, which trains for 100,000 steps at width 128.
 PROTOCOL = "answers after every prefix, medians instead of the best run, width"
 #: Width of the short convolution, which the paper's models have.
 CONV = 4

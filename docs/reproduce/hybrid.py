@@ -98,7 +98,7 @@ def build(stack: str, pairs: int) -> Recaller:
 
 
 def sequences(batch: int, pairs: int, asks: int) -> Batch:
-    """Show every key once with a value, in random order; then bits and questions in turn.
+    """Draw each key once with a value, in random order; then bits and queries in turn.
 
     - `pairs`: number of keys, which is even: tokens from 0. Then come the tokens of
       `VALUES` values, of the bits 0 and 1, and of the questions, one for each key.

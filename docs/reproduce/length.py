@@ -69,7 +69,7 @@ def by_length(run: text.Run) -> Point:
 
 
 def changes(points: Points, length: int = LENGTHS[-1]) -> Numbers:
-    """Return by how much losses differ from those in windows as in training."""
+    """Return how far the losses at `length` are above those at the training length."""
     before, after = points[f"loss_{LENGTHS[0]}"], points[f"loss_{length}"]
     return [*map(text.above, after, before)]
 

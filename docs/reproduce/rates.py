@@ -31,7 +31,7 @@ OWN |= {
     name: text.fast_weights(*layer, conv_size=text.CONVOLUTION_SIZE)
     for name, layer in BEHIND.items()
 }
-#: The others of the README's table.
+#: The other mixers of the README's table.
 BARE = (
     *("softmax", "transformer-xl", "sum", "gated", "delta", "gated-delta", "fwp"),
     *("aft-simple", "aft-full", "aft-local", "aft-conv", "feedback", "feedback-shared"),

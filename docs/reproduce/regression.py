@@ -27,7 +27,7 @@ SOLVERS = {
     "sum": "the best single step on all pairs",
     "delta": "the best steps pair by pair",
 }
-#: Variances of the noise in y, and in words.
+#: Variances of the noise in y, and their labels.
 NOISES = {0.0: "no noise", 0.25: "noise"}
 #: Sequences of an optimiser step, and of the test.
 BATCH, TEST = 64, 8192

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-#: For Chromium in a container, whose own sandbox has no rights there, whose
-#: shared memory may be too small for a page, and which has no graphics card;
-#: without background work, and without other hosts.
+#: For Chromium in a container: its sandbox lacks permissions there, shared memory may
+#: be too small for a page, and there is no GPU. Background tasks and all hosts but
+#: 127.0.0.1 are disabled.
 OPTIONS = [
     *("--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update"),

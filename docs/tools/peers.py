@@ -35,7 +35,7 @@ def both_ways(call: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], Any]
 
 
 def gated_delta(batch: int, time: int, heads: int, width: int) -> Sides:
-    """Compare with Hugging Face's chunks for Qwen3-Next; keys get length 1."""
+    """Return calls of ours and Hugging Face's chunked rule, with L2-normalised keys."""
     from transformers.models.qwen3_next import modeling_qwen3_next as peer
 
     row = (batch, time, heads, width)

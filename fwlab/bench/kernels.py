@@ -32,8 +32,8 @@ from fwlab.provenance import provenance, version
 
 #: Maximum relative error of an output or a gradient.
 LIMITS = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
-#: The precision of the times, the last one. flash-linear-attention, which tunes its
-#: kernels for minutes in each, is compared in this one only.
+#: The dtype of the timings, the last of `LIMITS`. flash-linear-attention autotunes for
+#: minutes per dtype, and is compared in this one only.
 TIMED = "bfloat16"
 SIDES = ("triton", "fla", "efficient")
 #: Long, wide and ragged, and less than one chunk.

@@ -39,7 +39,7 @@ class _ToTensors(ast.NodeTransformer):
 
 
 def compiled(text: str) -> tuple[Callable[..., Tensor], list[str]]:
-    """Compile a rule of the editor, for one head.
+    """Compile the text of an update rule, as in the site's editor, for one head.
 
     - `text`: a function `step` of assignments and `return`.
     - Returns the function, and the names of its inputs.

@@ -63,7 +63,7 @@ def student_notebook(
 
 
 def working_edition(notebook: dict[str, Any]) -> dict[str, Any]:
-    """Return a notebook as a reader starts it: without the results of its cells.
+    """Return a copy of a notebook without the outputs of its cells.
 
     - `notebook`: the content of its file.
     """
@@ -100,7 +100,7 @@ def export(
     own: Path | None,
     force: bool,
 ) -> list[Path]:
-    """Write a notebook for each topic, and notebooks without their results.
+    """Write a notebook for each topic, and copies of notebooks without their outputs.
 
     - `folder`: where to; what it lacks is made.
     - `notebooks`: files whose working edition is written there, too.

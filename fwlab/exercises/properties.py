@@ -169,7 +169,7 @@ class Mode(TorchDispatchMode):
 
 
 class Work(Mode):
-    """Count PyTorch's operators, products and bytes in a `with` block.
+    """Count operator calls, computed numbers and tensor entries in a `with` block.
 
     - `operators`: the number of operators that the block calls.
     - `products`: the number of results, where a sum of products of numbers

@@ -525,7 +525,7 @@ def _read(question: Question, answer: Any) -> float | str:
 
 
 def _typed(text: str, percent: bool = False) -> float:
-    """Return a number as people write it: 1/20, or 76 %, which is 76 in percent."""
+    """Parse a number as typed: 1/20, or 76 %, which is 76 if `percent`, else 0.76."""
     plain = "".join(text.split()).replace("−", "-")
     above, _, below = plain.removesuffix("%").partition("/")
     value = float(above) / float(below or 1)

@@ -240,7 +240,7 @@ class TransformerXL(Causal):
         return sum(block.mixer.state_size(time) for block in self.blocks)
 
     def _mix(self, x: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
-        """Pass through the blocks, each with its own part of the state."""
+        """Pass `x` through the blocks, each with its own part of the state."""
         layers, return_state = len(self.blocks), options.pop("return_state")
         if not return_state:
             for block in self.blocks:

@@ -252,7 +252,7 @@ def tokenizer(folder: Path, vocab_size: int) -> Any:
 
 
 def stops(folder: Path) -> set[int]:
-    """Find the tokens that end a text: of generation_config.json, or of config.json.
+    """Return the end-of-text tokens in generation_config.json, or else in config.json.
 
     - Raises `ValueError` or `OSError`, which names the file, for anything else there.
     """

@@ -238,7 +238,7 @@ def _family(
     d_ff: int | None = None,
     embedding: str = "embed_tokens",
 ) -> Family:
-    """Collect the arguments of `LanguageModel`, and name all its weights."""
+    """Collect the arguments of `LanguageModel`, and map the names of its weights."""
     mixers = [layer.mixer for layer in layers]
     tied = bool(c.get("tie_word_embeddings", False))
     takes = {mixer.takes for mixer in mixers}

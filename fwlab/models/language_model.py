@@ -251,7 +251,7 @@ class LanguageModel(nn.Module):
         self.to_logits = None if tied else nn.Linear(d_model, vocab_size, bias=False)
         #: Set this to save memory in training: only the inputs of each block are kept
         #: for the backward pass, which computes the rest again. A function in place of
-        #: True is called as `torch.utils.checkpoint.checkpoint`.
+        #: True is called like `torch.utils.checkpoint.checkpoint`.
         self.checkpointing: bool | Callable[..., Any] = False
 
         for name, module in self.named_modules():
@@ -582,7 +582,7 @@ def _longest(tokens: int | Tensor) -> int:
 
 
 def _stack(mixer: Any, layers: int) -> list[Mixer]:
-    """Return a mixer per layer; raise unless their number divides that of the layers."""
+    """Return a mixer per layer, repeating a list whose length must divide `layers`."""
     named = [mixer]
     if isinstance(mixer, str):
         named = [name for part in mixer.split(",") for name in _repeated(part, layers)]

@@ -165,7 +165,7 @@ def test_a_large_denominator_loses_nothing_in_float16():
 
 
 def test_negative_denominators():
-    """Negative denominators give the right results, also in an incomplete chunk."""
+    """Negative denominators give the right gradients, also in an incomplete chunk."""
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.rand(1, 5, 1, 8, generator=generator) + 0.1 for _ in range(2))
     given = [x.requires_grad_() for x in (-q, k, k - 0.5)]

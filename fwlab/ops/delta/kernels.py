@@ -116,7 +116,7 @@ def solve(
     k: Tensor, decay: Tensor | None, gammas: Tensor | None,
     products: Tensor | None, beta: Tensor, form: Form,
 ) -> Tensor:  # fmt: skip
-    """Return the inverses of all chunks, `[chunks * batch * heads, C, C]`."""
+    """Return the inverse in (d4) of each chunk, `[chunks * batch * heads, C, C]`."""
     batch, time, heads, K = k.shape
     programs = batch * heads
     n = count(time, form.C) * programs

@@ -451,7 +451,7 @@ def _form(
     heads: int, K: int, V: int, full: bool,
     fades: bool, corrects: bool, hopper: bool, cores: int,
 ) -> Form:  # fmt: skip
-    """Choose the form for `heads` of all sequences, and a GPU with `cores`."""
+    """Choose tile sizes for a total of `heads` heads and a GPU with `cores` cores."""
     width = max(K, V)
     if full:
         plan = FULL if K <= 128 else FULL_WIDE

@@ -97,7 +97,7 @@ def _means(
 def _compute_singles(
     x: Any, reach: int, block: slice, single: Tensor, inverse: Tensor, mean: Tensor
 ) -> None:
-    """Compute rows that fail the test: in small blocks, or each by a softmax."""
+    """Recompute rows for which (e5) may be inexact, in small blocks or by a softmax."""
     x, n = _first_tiles(x, single)
     for small in _blocks(block.start, block.stop, *SMALL) if reach >= 0 else [block]:
         now = slice(small.start - block.start, small.stop - block.start)
@@ -179,7 +179,7 @@ def _pull(
     x: Any, reach: int, block: slice, slope: Tensor, dw: Tensor,
     single: Tensor | None = None, dm: Any = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Compute (e6) to (e8) for the rows of a block; add the gradients of biases.
+    """Compute the gradients (e6) to (e8) for a block of rows; add those of biases.
 
     - `slope`: $G m$ and $G$, 0 for rows that are not computed here.
     - `single`: rows by a softmax, and `dm`, their gradients; None = all rows are safe.

@@ -37,7 +37,7 @@ AHEAD = 8
 #: Channels per program: one for each thread of four warps.
 NARROW = 128
 
-#: The key of a step that no row sees.
+#: The key of a masked step.
 LOW = tl.constexpr(float("-inf"))
 #: The minimum of float32.
 LOWEST = tl.constexpr(-3.4028234663852886e38)
@@ -45,7 +45,7 @@ LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 @triton.jit
 def exp(x):
-    """Compute `tl.exp`, but 0 below 1e-38: that takes fewer instructions."""
+    """Compute `tl.exp` with results below 1e-38 set to 0: fewer instructions."""
     return tl.exp2(x * 1.4426950408889634)
 
 
@@ -84,7 +84,7 @@ def load_triple(top, s, a, at, inside):
 
 @triton.jit
 def _store_triple(top, s, a, at, inside, M, S, A):
-    """Store (k1), one number of each per channel."""
+    """Store the triple (k1) of each channel."""
     tl.store(top + at, M, mask=inside)
     tl.store(s + at, S, mask=inside)
     tl.store(a + at, A, mask=inside)
