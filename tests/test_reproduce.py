@@ -222,9 +222,9 @@ def test_the_command_runs_one_point_and_collects(command, tmp_path):
     assert command("--list").count(" -  ") == 4 and not [*tmp_path.iterdir()]
     assert "S 2, seed 1, loss 0.5" in command("--point", "0")
     assert command("--list").count("finished") == 1
-    ending = "tiny: ours: undecided (1 of 4 points, 1 of them run here)\n"
-    assert command("--collect").endswith(ending)
-    assert len(results("tiny", False, tmp_path)["points"]) == 1
+    *_, said, drawn = command("--collect").splitlines()
+    assert said == "tiny: ours: undecided (1 of 4 points, 1 of them run here)"
+    assert drawn == str(tmp_path / "tiny.svg") and Path(drawn).exists()
 
 
 def test_errors_of_the_command(command, tmp_path):

@@ -598,7 +598,7 @@ def _work(runs: Runs, given: argparse.Namespace) -> None:
         print("no claims: they need all points")
     here = sum(runs.read(i) is not None for i in range(len(done)))
     counts = f"{len(points)} of {len(done)} points, {here} of them run here"
-    print(f"{runs.name}: {verdict(claims)} ({counts})")
+    print(f"{runs.name}: {verdict(claims)} ({counts})\n{runs.out / runs.name}.svg")
 
 
 def _words(point: Point) -> str:
