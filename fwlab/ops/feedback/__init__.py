@@ -17,6 +17,8 @@ from fwlab.ops.feedback.weights import FeedbackWeights
 MINIMUM = (7, 5)
 #: Maximum channels per head, and per token: a program holds whole rows.
 MAX_KEY, MAX_WIDTH = 256, 8192
+#: The columns that the weights of positions need.
+WAVES = "an even number of features (a sine and a cosine of each wave)"
 
 
 def why_not(
@@ -188,7 +190,8 @@ def feedback_attention(
     given = {"q": q, "k": k, "v": v, "positions": positions}
     sizes = operation.match(op, given, operation.annotated(feedback_attention).names)
     dtype = operation.precision(op, given)
-    _check_features(op, "positions", sizes["features"])
+    if (features := sizes["features"]) < 2 or features % 2:
+        raise ValueError(f"{op}: expected positions to have {WAVES}, got {features}")
     with full_precision(q):
         wide = (x.to(dtype) for x in given.values())
         return naive.feedback_attention(*wide).to(v.dtype)
@@ -242,13 +245,16 @@ def _check(x: Tensor, weights: Any, heads: int, factors: Tensor | None) -> Any:
         raise ValueError(
             f"{op}: expected heads to divide the width {d} of x, got heads={heads}"
         )
+    features = sizes["features"]
     if sizes["key"] != d // heads:
-        features = sizes["features"]
         raise ValueError(
             f"{op}: expected weights.positions of shape [{d // heads}, {features}] "
             f"([d / heads, features]), got [{sizes['key']}, {features}]"
         )
-    _check_features(op, "weights.positions", sizes["features"])
+    if features < 2 or features % 2:
+        raise ValueError(
+            f"{op}: expected weights.positions to have {WAVES}, got {features}"
+        )
     return weights
 
 
@@ -263,15 +269,6 @@ def memories(x: Tensor, state: Any, groups: int, heads: int) -> FeedbackState:
     shape = batch, operation.time_of(state, 5), *memory
     shapes = shape, shape, shape[:2]
     return operation.check_parts("feedback", state, FeedbackState, shapes, x)
-
-
-def _check_features(op: str, argument: str, features: int) -> None:
-    """Raise unless there is a sine and a cosine of each wave."""
-    if features < 2 or features % 2:
-        raise ValueError(
-            f"{op}: expected {argument} to have an even number of features "
-            f"(a sine and a cosine of each wave), got {features}"
-        )
 
 
 def _take(x: Tensor, order: Tensor) -> Tensor:
