@@ -4,9 +4,8 @@ import gc
 import os
 import re
 
-# Set one thread before torch is imported: a second thread slows small problems down,
-# and test processes run in parallel. Processes that the tests start inherit the
-# setting.
+# Set one thread before torch is imported, because more threads slow small tests down.
+# Processes that tests start inherit the setting.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
@@ -28,8 +27,8 @@ def pytest_collection_finish():
 
 
 #: Rules that differ from another rule only in the inputs of their recurrence.
-#: `make test` only compares these rules with their reference loops, because the other
-#: rules test the shared code. `make test-all` runs every test on these rules, too.
+#: Other rules test the shared code, so `make test` only compares these with loops.
+#: `make test-all` runs every test on these rules, too.
 RELATIVES = re.compile(
     r"(^|-)(kimi-delta|comba|implicit-delta|gated-delta-2|sum-channels)(-|$)"
 )

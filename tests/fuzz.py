@@ -54,9 +54,9 @@ KINDS: dict[str, Any] = {
     "aft_conv": ops.WindowState,
     "feedback": partial(ops.FeedbackState, mask=None),
 }
-#: Ways to differentiate. "ones": the incoming gradient is an expanded scalar; "twice":
-#: the backward pass runs twice; "between": after other calls; "second": second
-#: derivatives, which an operation may refuse; others: transforms of torch.func.
+#: Ways to differentiate; "vmap", "grad" and "jvp" are transforms of torch.func.
+#: "ones": the incoming gradient is an expanded scalar; "twice": backward runs twice.
+#: "between": after other calls; "second": second derivatives, which may be refused.
 MODES = ("once", "ones", "twice", "between", "second", "vmap", "grad", "jvp")
 #: Every option of a case except "op" and "seed", with its simplest value.
 SIMPLEST: Case = {
@@ -76,8 +76,8 @@ EDGES: dict[str, tuple[float, ...]] = {
     "log_decay": (0, -1e-6, -30, -100, -1000, -math.inf),
     **{"beta": (0, 1, 2), "a": (0,), "b": (0,)},
 }
-#: Gate values at which normalised reads stay in the range of float32: after a decay
-#: by e^-60, a read may be a mean or 0.
+#: Gate values at which normalised reads stay in the range of float32.
+#: Other values are left out: after a decay by e^-60, a read may be a mean or 0.
 READABLE = (0, 1, -1e-6, -math.inf)
 
 
@@ -108,9 +108,9 @@ class Problem:
                 x[name][~self.mask] = (math.nan, math.inf, -math.inf)[c["seed"] % 3]
         self.dtype, self.kept = dtype, torch.promote_types(dtype, torch.float32)
         shared = {*x, *["scale"] * c["learned"]} - {*TIMED, "bias", "band"}
-        #: The dtype of sums. Feature maps and PyTorch's attention use the dtype of
-        #: their input. So does autograd, which adds the gradients of a tensor that
-        #: is used twice: in numerator and denominator, or in several pieces.
+        #: The dtype of sums: the input's dtype in feature maps and PyTorch's attention.
+        #: Autograd also uses the input's dtype to add gradients of repeated tensors.
+        #: Numerator and denominator, or several pieces, may repeat a tensor.
         self.sums = self.kept
         twice = c["normalize"] or op == "implicit_delta_rule"
         if op in MAPS or twice or (c["cuts"] and shared):
@@ -647,9 +647,9 @@ PAIR = "heads=2 key=3 value=2 seed=1"
 #: Options with equal widths of keys and values, which PyTorch's kernel requires.
 EQUAL = f"dtype=float32 {PAIR} key=2"
 SMALL = "state=1 batch=2 heads=2 group=2 key=3 value=2 wide_gates=1 seed=1"
-#: Cases of code paths that random cases may miss: one token of a stream, the rule of
-#: 1991, several tiles, rows of unequal length in a state, scores of 0, and packed
-#: documents without states or in both directions.
+#: Cases of code paths that random cases may miss, such as one token of a stream.
+#: These include the rule of 1991, several tiles, unequal rows and scores of 0.
+#: Packed documents have no states, or both directions.
 ALWAYS = (
     *(f"op={op} implementation=efficient grad=none {SMALL}" for op in RULES),
     *(

@@ -18,11 +18,11 @@ from nbval.plugin import IPyNbCell
 from PIL import Image
 
 SVG = "image/svg+xml"
-#: The tag of cells whose pictures depend on rounding errors or on a training run:
-#: only axes, labels and legends are compared, without ticks.
+#: The tag of cells whose pictures depend on rounding errors or on a training run.
+#: Only axes, labels and legends of these pictures are compared, without ticks.
 LABELS_ONLY = "compare-labels-only"
-#: The largest allowed difference of coordinates, in points. The thinnest line is 0.5
-#: points wide; rounding in float32 moves a point a thousand times less.
+#: The largest allowed difference of coordinates, in points.
+#: The thinnest line is 0.5 points wide; rounding in float32 moves points by 1e-4.
 NEAR = 0.1
 #: The largest allowed difference of a pixel, of 255; adjacent colours differ by 2.
 SHADE = 3

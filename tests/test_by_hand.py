@@ -31,8 +31,8 @@ def forms(op: str) -> list[str]:
 FORMS = ("naive", "chunked", "efficient")
 both = pytest.mark.parametrize("implementation", ["naive", "efficient"])
 
-#: One step from W = (1, 2), and z = (2, 1) with a normaliser, for the query (1, 1):
-#: the other arguments, W after the step, and the output.
+#: One step from W = (1, 2), and z = (2, 1) with a normaliser, for the query (1, 1).
+#: Each entry has the other arguments, W after the step, and the output.
 STEPS = {
     # W decays to (1/2, 1/2), and 2 (1, 2) is added (Eqs. 17, 25).
     "sum": (
@@ -259,9 +259,9 @@ def test_feedback(implementation):
 
 # --- AFT ---------------------------------------------------------------
 #
-# A key of log n has weight n, so every mean is a fraction. Three steps have weights 1,
-# 2 and 3, and values 6, 12 and 30; their gates are one half, one half and three
-# quarters, since the sigmoid of log n is n / (n + 1).
+# A key of log n has weight n, so every mean is a fraction.
+# Three steps have the weights 1, 2 and 3, and the values 6, 12 and 30.
+# Their gates are 1/2, 1/2 and 3/4, since the sigmoid of log n is n / (n + 1).
 
 Q, K = double([0, 0, log(3)]).view(1, 3, 1), double([1, 2, 3]).log().view(1, 3, 1)
 V = double([6, 12, 30]).view(1, 3, 1)
@@ -283,8 +283,8 @@ def test_aft_simple(implementation):
 
 @both
 def test_aft_full(implementation):
-    # Weights are products of key and bias. Row 1 has weights 2 and 6 and the mean
-    # (12 + 72) / 8 = 21/2. Row 2 has 6, 12 and 6, and (36 + 144 + 180) / 24 = 15.
+    # Weights multiply key and bias. Row 1 has 2 and 6 and (12 + 72) / 8 = 21/2.
+    # Row 2 has the weights 6, 12 and 6 and the mean (36 + 144 + 180) / 24 = 15.
     how, bias = (
         {"implementation": implementation},
         double([[5, 7, 7], [2, 3, 7], [6, 6, 2]]).log(),
@@ -307,8 +307,8 @@ def test_aft_local_and_conv(implementation):
     # If not causal, the next step has the bias 5: (12 + 120 + 90) / 15, 516 / 22.
     y = ops.aft_local(Q, K, V, double([[2, 3, 5]] * 3).log(), causal=False, **how)
     same(y.flatten(), [37 / 5, 129 / 11, 387 / 26])
-    # The second head has doubled values and the biases 1 and 4. Its means are 12,
-    # (48 + 48) / 6 and (12 + 192 + 180) / 12.
+    # The second head has doubled values and the biases 1 and 4.
+    # Its means are 12, (48 + 48) / 6 and (12 + 192 + 180) / 12.
     q, k, v = (torch.stack(x, 2) for x in ((Q, Q), (K, K), (V, 2 * V)))
     y = ops.aft_conv(q, k, v, double([[2, 3], [1, 4]]).log(), **how)
     same(y[0, ..., 0].T, [[3, 33 / 7, 387 / 26], [6, 8, 24]])
@@ -319,14 +319,13 @@ def test_aft_image(implementation):
     """AFT-conv has known outputs for 3 by 3 pixels with keys of 0 and values 1 to 9."""
     zeros = torch.zeros(1, 3, 3, 1, 1, dtype=torch.float64)
     v = torch.arange(1, 10).double().view(1, 3, 3, 1, 1)
-    # The weight is 2 for the pixel to the left, 3 for the pixel below, 4 for the
-    # pixel above and to the right, and 5 for the pixel itself.
+    # Weights are 2 to the left, 3 below, 4 above on the right, and 5 for the pixel.
     kernel = double([[[1, 1, 4], [2, 5, 1], [1, 3, 1]]]).log()
     y = ops.aft_conv2d(zeros, zeros, v, kernel, implementation=implementation)
-    # The sum of all values is 45, of all weights 9. Pixel 5, in the middle: 45 + 4 * 5
-    # + 4 + 2 * 8 + 3 * 3 = 94 over 9 + 4 + 1 + 2 + 3 = 19. Pixel 1: itself and 4 below:
-    # 45 + 4 + 2 * 4 = 57 over 15. Pixel 3: itself, 2 and 6: 45 + 12 + 2 + 12 = 71 over
-    # 16.
+    # The sum of all values is 45, and the sum of all weights is 9.
+    # Pixel 5 has the mean (45 + 4 * 5 + 4 + 2 * 8 + 3 * 3) / (9 + 4 + 1 + 2 + 3).
+    # Pixel 1, with pixel 4 below, has the mean (45 + 4 + 2 * 4) / 15.
+    # Pixel 3, with the pixels 2 and 6, has the mean (45 + 12 + 2 + 12) / 16.
     same(y.flatten()[[0, 2, 4]], [57 / 30, 71 / 32, 94 / 38])
 
 

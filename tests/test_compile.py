@@ -31,8 +31,7 @@ def some(names, slow):
 
 
 def compiled(function, **options):
-    # Compilations of earlier tests count towards a limit, above which nothing
-    # is compiled.
+    # Reset the compiler, because compilations of earlier tests count towards a limit.
     torch.compiler.reset()
     options = {"fullgraph": True} | options
     return torch.compile(function, backend="aot_eager", **options)

@@ -227,8 +227,7 @@ def test_every_token_once_per_epoch(case):
         ends = torch.tensor([100 * d + size - 1 for d, size in enumerate(sizes)])
         last = torch.isin(inputs, ends)
         assert targets.equal((inputs + 1).masked_fill(last, -100))
-        # Borders are at the first token of each document, at the start of each row,
-        # and where padding begins.
+        # Borders are at the starts of documents, of rows and of padding.
         step = torch.arange(rows * length)
         begins = (step % length == 0) | (step == count)
         begins[:count] |= inputs % 100 == 0

@@ -103,8 +103,8 @@ def mean(k, v, *bias, rule=ops.aft_simple):
     return 2 * rule(*(x[None] for x in (0 * k, k, v)), *bias)[0]
 
 
-#: Functions of fwlab with which solutions must agree; they share no code. In other
-#: exercises, a property compares answers with an independent result.
+#: Functions of fwlab with which solutions must agree; they share no code.
+#: In other exercises, a property compares answers with an independent result.
 TRUTHS = {
     "gated_delta_step": lambda W, k, v, beta, decay: written(
         ops.gated_delta_rule, W, k, v, beta, decay.log()

@@ -127,7 +127,7 @@ def test_what_is_no_json_is_named(tmp_path):
 
 
 def test_results_of_the_notebooks_are_those_of_the_site():
-    """The package has copies of results in docs, which notebooks may not find."""
+    """The package has copies of results in docs, for notebooks without a checkout."""
     folder = ROOT / "fwlab" / "data" / "results"
     copies = sorted(folder.rglob("*.json"))
     # Results that tools in docs/tools make for notebooks only have no other copy.

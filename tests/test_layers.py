@@ -38,9 +38,9 @@ def trained_biases(layer):
     return layer
 
 
-#: Options of `FastWeightAttention(12, 4)`, and all options at once. DPFP is left
-#: out: its features of keys of width 3 may be 0, near which sum-normalised features
-#: are discontinuous, and so are results in half precision.
+#: Options of `FastWeightAttention(12, 4)`, and all options at once.
+#: DPFP is left out, because its features of keys of width 3 may be 0.
+#: Near 0, sum-normalised features, and results in half precision, are discontinuous.
 OPTIONS = {
     "one-memory": {"kv_heads": 1},
     "expand_v": {"expand_v": 5 / 3},

@@ -90,8 +90,8 @@ def test_what_is_kept_for_backward(op):
     # With more inputs, both forms save more tensors.
     many = ("aft_simple", "gated_delta_rule_2", "comba_rule", "rwkv7_rule")
     ratio = 2 if op in many else 4
-    # The naive form saves at least four times as much for four times the steps, but
-    # measuring this would fill the memory of a small machine.
+    # The naive form saves at least four times as much for four times the steps.
+    # Measuring this would fill the memory of a small machine.
     assert 4 * kept(256, "naive") > ratio * efficient[2]
 
 

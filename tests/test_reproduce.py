@@ -89,7 +89,7 @@ def test_claims_of_points_that_are_missing():
 
 
 def test_seeds_of_an_order():
-    """Two seeds decide no order; an overlapping pair of a chain is "seeds overlap"."""
+    """`order` compares at least three seeds, and reports every overlapping pair."""
     assert order("", [[0.1, 0.2], [0.3, 0.4]]).apart is None
     clear, mixed = [[0.1, 0.2, 0.3], [0.5, 0.6, 0.7]], [0.4, 0.55, 0.8]
     assert order("", [*clear, mixed]).verdict == "seeds overlap"

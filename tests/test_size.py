@@ -20,8 +20,8 @@ LINES = {
     "docs/reproduce": 6_734,
     "docs/hooks": 3_353,
     "docs/tools": 1_117,
-    "tests": 18_556,
-    "tests/site": 3_751,
+    "tests": 18_548,
+    "tests/site": 3_750,
 }
 
 

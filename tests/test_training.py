@@ -310,7 +310,7 @@ def test_learning_rate():
     c = Config()
     noam = Config(schedule="noam")
     assert noam.lr_at(99) == c.lr_at(99) and noam.lr_at(100) == pytest.approx(1e-3)
-    assert noam.lr_at(403) == pytest.approx(0.5e-3)  # Rates fall with sqrt(steps).
+    assert noam.lr_at(403) == pytest.approx(0.5e-3)  # Noam rates fall as 1/sqrt(steps).
     for step, rate in ((0, 1e-3 / 101), (100, 1e-3), (1050, 5.5e-4), (2000, 1e-4)):
         assert c.lr_at(step) == pytest.approx(rate)
 

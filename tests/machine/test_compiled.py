@@ -139,8 +139,8 @@ def build(launch: Launch, capability: tuple[int, int]) -> Any:
     )
     # Before compute capability 8.0, Triton would split products into scalars.
     assert capability >= _triton.TENSOR_CORES or "tt.dot" not in made.asm["ttir"]
-    # No product may be pending across a wait, so that ptxas before 13.3 suffices;
-    # see docs/kernels/index.md.
+    # Every wait is for all products, because ptxas before 13.3 reuses registers early.
+    # The table of docs/kernels/index.md lists this error.
     waits = re.findall(r"wgmma\.wait_group\.sync\.aligned\s+(\d+)", made.asm["ptx"])
     assert set(waits) <= {"0"}, kernel.__name__
     return made

@@ -10,8 +10,8 @@ from figure import Figure, near, page_of, parted
 NAMES = figures.names()
 DESK, PHONE = (1280, 800), (390, 844)
 each_figure = pytest.mark.parametrize("name", NAMES)
-#: Controls, by their first letters, that may leave the sentence below the figure
-#: unchanged, because the sentence does not describe their effect.
+#: Controls, by their first letters, that may leave a figure's sentence unchanged.
+#: The sentence does not describe the effects of these controls.
 SILENT = {
     "capacity": ("New draw",),
     "forgets": ("Decay of gated delta", "Keys change"),  # The figure starts with these.

@@ -13,8 +13,8 @@ from built import asks, search
 from fwlab.exercises import EXERCISES, QUESTIONS
 from fwlab.exercises.notation import printed
 
-#: Queries by the page that must be their first result: terms of the site, synonyms,
-#: symbols, questions, misspelled words, and prefixes.
+#: Queries by the page that must be their first result.
+#: They are terms of the site, synonyms, symbols, questions, misspellings and prefixes.
 FOUND = {
     "annotated/aft-window": ["aft-local"],
     "annotated/equations": ["eq24", "equation 24"],

@@ -8,8 +8,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-#: Tasks: a name, the page where a reader begins, the links to click, the final page,
-#: and words on the final page.
+#: Tasks: a name, the first page, the links to click, the last page, and words there.
 TASKS = """
 learn from the beginning; index.html > Start the course > 0. Start here
     => notebooks/00_start_here.html: a memory that is a matrix
