@@ -649,7 +649,7 @@ EQUAL = f"dtype=float32 {PAIR} key=2"
 SMALL = "state=1 batch=2 heads=2 group=2 key=3 value=2 wide_gates=1 seed=1"
 #: Cases of code paths that random cases may miss, such as one token of a stream.
 #: These include the rule of 1991, several tiles, unequal rows and scores of 0.
-#: Packed documents have no states, or both directions.
+#: Cases of packed documents have no states, or attend in both directions.
 ALWAYS = (
     *(f"op={op} implementation=efficient grad=none {SMALL}" for op in RULES),
     *(

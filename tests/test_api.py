@@ -57,7 +57,7 @@ class Public(NamedTuple):
 
 
 def names_of(module: str) -> list[str]:
-    """List the public names of a module, in its own order."""
+    """List the public names of a module, in the order of its source."""
     loaded = importlib.import_module(module)
     if hasattr(loaded, "__all__"):
         return list(loaded.__all__)

@@ -33,7 +33,7 @@ def test_words():
     assert tokens.dtype == torch.int64
     assert tokens.tolist() == [0, 3, 1, 1, 0, 2]
     assert words.decode(tokens) == "the cat\n\nthe <unk>"
-    assert words.encode(" the cat \n").tolist() == [0, 3, 1]  # A space is no word.
+    assert words.encode(" the cat \n").tolist() == [0, 3, 1]  # A space is not a word.
     assert words.encode("").shape == (0,)
     assert words.decode(words.encode("")) == ""
     assert words.encode(words.start).tolist() == [1]

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def write_notebook(path: Path, *sources: str, listed: list[str] | None = None) -> Path:
-    """Write a notebook of code cells; its metadata list the exercises `listed`."""
+    """Write a notebook of code cells, with the exercises `listed` in its metadata."""
     code = [{"cell_type": "code", "source": source} for source in sources]
     metadata = {"fwlab": {"exercises": listed}} if listed else {}
     path.write_text(json.dumps({"metadata": metadata, "cells": code}), "utf-8")

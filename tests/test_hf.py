@@ -373,7 +373,7 @@ def test_a_cache_goes_on():
 
 
 def test_packed_documents():
-    """Packed documents are given by borders, or by positions that restart at 0."""
+    """Models accept packed documents as borders, or as positions that restart at 0."""
     model, x, lengths = wrapped(), tokens(1, 13) % 20, [5, 1, 7]
     borders = torch.tensor([0, 5, 6, 13], dtype=torch.int32)
     positions = torch.cat([torch.arange(n) for n in lengths])[None]

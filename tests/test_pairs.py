@@ -42,7 +42,7 @@ def test_random_features_are_those_that_layers_use():
 
 
 def test_trained_keys_are_orthogonal_to_any_digit_that_is_shown():
-    """Trained keys are orthogonal to all digits that are shown, also in `no_grad`."""
+    """Trained keys are orthogonal to all digits shown, even under `no_grad`."""
     with torch.no_grad():
         phi = trained(eight_pairs()[0])
     assert torch.allclose(phi @ phi.T, torch.eye(8).double(), atol=1e-4)
