@@ -1,4 +1,4 @@
-"""Draw inputs, compare results and expect errors, for many tests of the package."""
+"""Provide helpers that draw inputs, compare tensors and check error messages."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,32 +12,32 @@ from fwlab import ops
 
 
 def random(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
-    """Draw normal numbers in float64, the same for the same seed."""
+    """Draw float64 values from a normal distribution with a seeded generator."""
     generator = torch.Generator().manual_seed(seed)
     return scale * torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def drawn_mask(*shape: int, share: float = 0.6, seed: int = 0) -> Tensor:
-    """Draw a mask that keeps about `share` of the steps."""
+    """Draw a Boolean mask that is True at about a fraction `share` of the steps."""
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < share
 
 
 def numbers(state: object) -> int:
-    """Return the number of scalars in a state, masks not counted."""
+    """Return the number of floating-point elements in a state."""
     return sum(part.numel() for part in parts(state))
 
 
 def agree(
     found: Iterable[Tensor], wanted: Iterable[Tensor], limit: float = 1e-12
 ) -> None:
-    """Require that all pairs of tensors are equal up to a relative error."""
+    """Assert that paired tensors have equal dtypes and a small relative error."""
     for one, other in zip(found, wanted, strict=True):
         assert one.dtype == other.dtype
         assert error(one, other) < limit
 
 
 def identical(found: Iterable[Tensor], wanted: Iterable[Tensor]) -> None:
-    """Require that all pairs of tensors are exactly equal."""
+    """Assert that paired tensors are exactly equal."""
     for one, other in zip(found, wanted, strict=True):
         assert torch.equal(one, other)
 
@@ -47,14 +47,14 @@ def refuses(
     message: str,
     kind: type[Exception] | tuple[type[Exception], ...] = (TypeError, ValueError),
 ) -> None:
-    """Expect an error whose message is one line that matches `message`."""
+    """Assert that `call` raises an error with a one-line message matching `message`."""
     with pytest.raises(kind, match=message) as info:
         call()
     assert "\n" not in str(info.value)
 
 
 def rebuild(state: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return the same structure with every tensor changed."""
+    """Return a copy of a state with `change` applied to every tensor."""
     if isinstance(state, Tensor):
         return change(state)
     if isinstance(state, tuple | list):
@@ -76,7 +76,7 @@ def error(found: Tensor, wanted: Tensor) -> float:
     """Return the norm of the difference divided by the norm of the expected tensor.
 
     Infinities, such as the log of an empty sum, must be at the same
-    positions, and do not count.
+    positions; the norms exclude them.
     """
     found, wanted = found.double(), wanted.double()
     assert found.shape == wanted.shape
@@ -86,7 +86,7 @@ def error(found: Tensor, wanted: Tensor) -> float:
 
 
 def weighted(*outputs: Tensor, seed: int = 1) -> Tensor:
-    """Return a scalar in which every finite output has a random weight."""
+    """Return the sum of all finite output elements, each times a random weight."""
     generator = torch.Generator().manual_seed(seed)
     total = torch.zeros((), dtype=torch.float64)
     for output in outputs:
@@ -98,7 +98,7 @@ def weighted(*outputs: Tensor, seed: int = 1) -> Tensor:
 
 
 def problem(text: str, **options: Any) -> fuzz.Problem:
-    """Make a problem of the fuzzer; see `fuzz.parsed`.
+    """Return the fuzzer's `Problem` for a case in text form; see `fuzz.parsed`.
 
     - `options`: more options of the case, by name.
     """
@@ -106,7 +106,7 @@ def problem(text: str, **options: Any) -> fuzz.Problem:
 
 
 def call(p: fuzz.Problem, **changes: Any) -> Any:
-    """Call the operation of a problem, with some arguments replaced or added."""
+    """Call the operation of a fuzzer problem, with some arguments replaced or added."""
     op, given = p.c["op"], {**p.x, **changes}
     if op == "feedback":
         names = [n for n in ops.FeedbackWeights._fields if n in given]
@@ -118,6 +118,6 @@ def call(p: fuzz.Problem, **changes: Any) -> Any:
 
 
 def computed(p: fuzz.Problem) -> list[Tensor]:
-    """Compute outputs, states and all gradients of a problem."""
+    """Return the outputs, states and gradients of a fuzzer problem."""
     outputs = p.called(p.x, p.state)
     return [x for _, x in p.with_gradients(outputs, p.x, p.state)]

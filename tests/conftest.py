@@ -1,12 +1,11 @@
-"""Set up all tests."""
+"""Set threads and random seeds for all tests, and mark slow tests."""
 
 import gc
 import os
 import re
 
-# Set before torch is imported. Small problems: a second thread costs more than it
-# saves, and test processes run beside each other. Processes that the tests
-# start inherit the setting.
+# Set one thread before torch is imported, because more threads slow small tests down.
+# Processes that tests start inherit the setting.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
@@ -17,19 +16,19 @@ torch.set_num_threads(1)
 
 @pytest.fixture(autouse=True)
 def seed():
-    """Seed the random numbers, so that a test does not depend on earlier tests."""
+    """Seed PyTorch before each test, so that tests do not depend on earlier tests."""
     torch.manual_seed(0)
 
 
 def pytest_collection_finish():
-    """Exclude all objects loaded so far from later garbage collections."""
+    """Exclude all objects that exist after collection from garbage collection."""
     gc.collect()
     gc.freeze()
 
 
 #: Rules that differ from another rule only in the inputs of their recurrence.
-#: `make test` compares them with their loop; the other rules test the shared code,
-#: and `make test-all` runs the same tests on these rules, too.
+#: Other rules test the shared code, so `make test` only compares these with loops.
+#: `make test-all` runs every test on these rules, too.
 RELATIVES = re.compile(
     r"(^|-)(kimi-delta|comba|implicit-delta|gated-delta-2|sum-channels)(-|$)"
 )

@@ -1,4 +1,4 @@
-"""Compare every operation with the loops of `loops.py` on random problems.
+"""Compare every operation with the reference loops of `loops.py` on random inputs.
 
     python tests/fuzz.py [--seed 20260101] [--cases 2000]
     python tests/fuzz.py --fixed [--implementation triton] [--device cuda]
@@ -7,17 +7,17 @@
 A case is a row of options: the operation, its implementation, shapes, precision, masks,
 packed documents, cuts, storage, which inputs need gradients, how derivatives are taken,
 whether the call is compiled. Outputs, states and gradients are compared, with masked
-tokens dropped; no argument may change, and no result may share memory with one. A case
-that fails is made simpler, one option at a time, as long as it still fails; the line
-that is printed repeats it. The seed is the date unless it is given, so every night has
-cases of its own.
+tokens dropped; no argument may change in place, and no result may share memory with an
+argument. A case that fails is simplified, one option at a time, as long as it still
+fails; the printed command reproduces the failure. The default seed is the date, so
+every night draws new cases.
 
 Allowed errors are the limits of docs/tested.md relative to the expected norm, and
 a hundredth of a limit (or 32 roundings of float32) relative to the largest norm in the
-case, because a gradient may vanish by cancellation. More is allowed only where the
-problem itself is that sensitive: 32 times the error of the loop in the precision of
-the sums, with inputs that are off by up to one rounding. Cases whose expected values
-exceed 10,000 are not compared, because there the recurrence diverges.
+case, because a gradient may vanish by cancellation. A larger error is allowed only for
+ill-conditioned problems: up to 32 times the error of the loop in the precision of the
+sums, with inputs perturbed by up to one rounding. Cases whose expected values exceed
+10,000 are not compared, because their recurrence diverges.
 """
 
 import argparse
@@ -45,7 +45,7 @@ LIMITS = {"float64": 1e-10, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 LARGEST = 1e4
 OPERATIONS = tuple(LOOPS)
 RANDOM = ("FAVOR", "RandomFourier")
-#: How a state is made of its parts.
+#: Constructors that build the state of an operation from its parts.
 KINDS: dict[str, Any] = {
     "softmax_attention": partial(ops.KeyValueCache, mask=None),
     "aft_simple": ops.RunningMean,
@@ -54,9 +54,9 @@ KINDS: dict[str, Any] = {
     "aft_conv": ops.WindowState,
     "feedback": partial(ops.FeedbackState, mask=None),
 }
-#: How derivatives are taken. "ones": the incoming gradient is one number, expanded;
-#: "twice": of a graph that is kept; "between": after other calls; "second": again,
-#: which may be refused; the others are those of torch.func.
+#: Ways to differentiate; "vmap", "grad" and "jvp" are transforms of torch.func.
+#: "ones": the incoming gradient is an expanded scalar; "twice": backward runs twice.
+#: "between": after other calls; "second": second derivatives, which may be refused.
 MODES = ("once", "ones", "twice", "between", "second", "vmap", "grad", "jvp")
 #: Every option of a case except "op" and "seed", with its simplest value.
 SIMPLEST: Case = {
@@ -68,26 +68,26 @@ SIMPLEST: Case = {
     **{"learned": 0, "wide_gates": 0, "channels": 0, "asked": "all", "mode": "once"},
     **{"compiled": 0, "device": "cpu"},
 }
-#: Inputs with a dimension of time, which a mask can hide.
+#: Inputs with a time dimension, whose masked steps may hold any value.
 HIDDEN = ("q", "k", "v", "a", "b", "x", "beta", "log_decay", "erase", "write", "ask")
 TIMED = (*HIDDEN, "factors")
-#: Values at which gates are exact or have special cases; other gates take 0 and 1.
+#: Gate values that are exact or special cases; the default of other gates is (0, 1).
 EDGES: dict[str, tuple[float, ...]] = {
     "log_decay": (0, -1e-6, -30, -100, -1000, -math.inf),
     **{"beta": (0, 1, 2), "a": (0,), "b": (0,)},
 }
-#: Edges of gates at which a normalised memory reads values in the range of float32:
-#: if weights have decayed by e^-60, it may read a mean or 0.
+#: Gate values at which normalised reads stay in the range of float32.
+#: Other values are left out: after a decay by e^-60, a read may be a mean or 0.
 READABLE = (0, 1, -1e-6, -math.inf)
 
 
 def takes(op: str) -> Any:
-    """Return the arguments of an operation, by name."""
+    """Return the parameters in the signature of an operation, by name."""
     return inspect.signature(getattr(ops, op)).parameters if op not in MAPS else ()
 
 
 class Problem:
-    """Hold the tensors of a case, which its seed determines; `x` are inputs by name."""
+    """Hold the inputs `x`, by name, and the state of a case, drawn from its seed."""
 
     def __init__(self, c: Case):
         self.c, self.g = c, torch.Generator().manual_seed(c["seed"])
@@ -103,14 +103,14 @@ class Problem:
         kind = "rule" if op in RULES else "map" if op in MAPS else op.split("_")[0]
         B = c["documents"] or c["batch"]
         x, state = getattr(self, kind)(steps, B, c["heads"], c["key"], c["value"])
-        for name in HIDDEN:  # a masked step may hold anything
+        for name in HIDDEN:  # Masked steps may hold any value.
             if name in x and not self.mask.all() and c["storage"] != "expanded":
                 x[name][~self.mask] = (math.nan, math.inf, -math.inf)[c["seed"] % 3]
         self.dtype, self.kept = dtype, torch.promote_types(dtype, torch.float32)
         shared = {*x, *["scale"] * c["learned"]} - {*TIMED, "bias", "band"}
-        #: The precision of sums. Maps have that of their input, and so has
-        #: PyTorch's attention. Autograd adds up the gradients of a tensor that is
-        #: used twice: in numerator and denominator, or in several pieces.
+        #: The dtype of sums: the input's dtype in feature maps and PyTorch's attention.
+        #: Autograd also uses the input's dtype to add gradients of repeated tensors.
+        #: Numerator and denominator, or several pieces, may repeat a tensor.
         self.sums = self.kept
         twice = c["normalize"] or op == "implicit_delta_rule"
         if op in MAPS or twice or (c["cuts"] and shared):
@@ -130,7 +130,7 @@ class Problem:
         return torch.randn(shape, generator=self.g, dtype=torch.float64)
 
     def laid(self, x: Tensor) -> Tensor:
-        """Return the same values in other storage; "expanded" repeats some of them."""
+        """Return `x` in the memory layout of the case; "expanded" repeats values."""
         storage, dim = self.c["storage"], max(0, min(x.dim() - 2, 2))
         if storage == "strided":
             return torch.stack([x, x], -1)[..., 1]
@@ -147,7 +147,7 @@ class Problem:
         needs = self.uniform(1).item() < share * factor
         return self.laid(x.to(self.c["device"], dtype)).requires_grad_(needs)
 
-    # Each function makes the inputs and the state of some operations.
+    # Each of the following functions draws inputs and a state for some operations.
 
     def rule(self, steps: Any, B: int, H: int, K: int, V: int) -> Any:
         c, op = self.c, ops.TABLE[self.c["op"]]
@@ -158,7 +158,7 @@ class Problem:
         for name, heads in (("q", (H * c["group"],)), ("k", (*several, H))):
             x[name] = self.normal(*steps, *heads, K)
             x[name] /= x[name].norm(dim=-1, keepdim=True) / c["size"]
-            if c["normalize"]:  # a sum of both signs may be close to 0
+            if c["normalize"]:  # A sum of both signs may be close to 0.
                 x[name] = x[name].abs() + 0.05
             if c["edges"]:
                 x[name][self.uniform(*steps, *heads) < 0.2] = 0
@@ -175,7 +175,7 @@ class Problem:
                 shape, edges = x[name].shape, torch.tensor(edges).double()
                 value = edges[torch.randint(len(edges), shape, generator=self.g)]
                 x[name] = torch.where(self.uniform(*shape) < 0.3, value, x[name])
-        if c["op"] == "rwkv7_rule":  # the paper removes a part of the value of a key
+        if c["op"] == "rwkv7_rule":  # The paper erases a part of the value of a key.
             x |= {"a": -x["k"], "b": x["k"] * x["b"]}
         state = [self.normal(B, H, V, K), self.uniform(B, H, K) + 0.1]
         return x, [part * c["state"] for part in state[: 1 + c["normalize"]]]
@@ -198,7 +198,7 @@ class Problem:
         x["k"] *= c["size"]
         if heads and c["fewer"]:
             x["k"] = x["k"][..., :1].clone()
-        if c["edges"]:  # a key that no query attends to
+        if c["edges"]:  # No query attends to a key of -inf.
             x["k"][self.uniform(*x["k"].shape) < 0.1] = -math.inf
         past = s * c["state"] if op == "aft_full" else s - 1
         width = s if c["causal"] else 2 * s - 1
@@ -216,7 +216,7 @@ class Problem:
         older = [self.normal(B, C) for _ in "kv"] * (op != "aft_full")
         state = recent + older
         for i, part in enumerate(state):
-            if not c["state"]:  # no key yet
+            if not c["state"]:  # The state has no key yet.
                 part.fill_(0 if i % 2 else -math.inf)
         return x, state if c["causal"] and op != "aft_conv2d" else []
 
@@ -225,7 +225,7 @@ class Problem:
         if c["op"] == "feedback_attention":
             x = {"q": self.normal(B, H, K), "positions": self.normal(K, 4)}
             return x | {n: self.normal(*steps, H, K) for n in "kv"}, []
-        if d < 4:  # a layer norm of two numbers is 1 and -1, with slope 0
+        if d < 4:  # A layer norm of two values is 1 and -1, with slope 0.
             raise ValueError("a layer norm of so few numbers has rounding errors alone")
         G = 1 if c["fewer"] else L
         x = {"x": self.normal(*steps, d), "merge": self.normal(L + 1)}
@@ -253,7 +253,7 @@ class Problem:
             self.module = made() if isinstance(made, type) else made
         return {"x": x.abs() if self.c["op"] == "sum_normalize" else x}, []
 
-    # Results of fwlab.
+    # --- Results of fwlab ---
 
     def found(self) -> list[tuple[str, Tensor]]:
         """Compute outputs, states and gradients with fwlab."""
@@ -295,7 +295,7 @@ class Problem:
 
     def transformed(self, outputs: Parts) -> list[tuple[str, Tensor]]:
         """Compute outputs, states and gradients with torch.func."""
-        # Forward mode cannot write a tangent where elements share memory.
+        # Forward mode cannot write tangents of tensors whose elements share memory.
         given = tree_map(lambda p: p.detach().contiguous(), [self.x, self.state])
         weights = self.weights(outputs)
 
@@ -317,7 +317,7 @@ class Problem:
         return [*self.outputs(outputs), *((f"d {n}", all_of[n]) for n in leaves)]
 
     def called(self, x: Named, state: Parts) -> Parts:
-        """Return y and the floating-point parts of the final state."""
+        """Call the operation; return y and floating-point parts of the final state."""
         c, name = self.c, self.c["op"]
         if name in MAPS:
             return [self.module(x["x"])]
@@ -343,7 +343,7 @@ class Problem:
         y = []
         for i, (a, b) in enumerate(zip(self.cuts, self.cuts[1:], strict=False)):
             part = {n: self.piece(n, p, a, b) for n, p in x.items()}
-            if c["compiled"] == 2:  # a graph for any length
+            if c["compiled"] == 2:  # Compile one graph for all lengths.
                 for n in set(part) & {*TIMED}:
                     torch._dynamo.maybe_mark_dynamic(part[n], 1)
             if name == "feedback":
@@ -358,26 +358,26 @@ class Problem:
             y_i, made = op(**part, key_mask=now, state=made, return_state=True)
             y.append(y_i)
         if name == "feedback" and mask is not None:
-            made = None  # a state drops masked memories
+            made = None  # The final state has no masked memories.
         parts = made if isinstance(made, tuple) else [made]
         parts = [p for p in parts if p is not None and p.is_floating_point()]
         return [torch.cat(y, 1), *parts]
 
     def piece(self, name: str, x: Tensor, a: int, b: int) -> Tensor:
-        """Return the steps from a to b of an input."""
+        """Return steps `a` to `b` of an input, or an input without time unchanged."""
         if name == "bias":
             return x[a:b, : x.shape[1] - self.c["time"] + b]
         if name == "band":
             return x[a:b]
         return x[:, a:b] if name in TIMED else x
 
-    # Expected results.
+    # --- Expected results ---
 
     def expected(self, jitter: int = 0) -> list[tuple[str, Tensor]]:
-        """Compute outputs, states and gradients with the loops.
+        """Compute outputs, states and gradients with the reference loops.
 
-        With jitter: in the dtype of the sums (float32 for float64), from inputs
-        that are off by up to one rounding.
+        With `jitter`, compute in the dtype of the sums (float32 for float64), from
+        inputs that are perturbed by up to one rounding.
         """
         c, sums = self.c, min(self.sums, torch.float32, key=lambda d: d.itemsize)
         dtype = sums if jitter else torch.float64
@@ -413,7 +413,7 @@ class Problem:
         return self.with_gradients([whole, *states], x, state)
 
     def alone(self, x: Named, state: Parts, row: int, steps: slice, more: Named) -> Any:
-        """Run the loop on one sequence, without its masked tokens."""
+        """Run the reference loop on one sequence, without its masked tokens."""
         op, real = self.c["op"], self.mask[row][steps]
         if op == "feedback_attention":
             x = {n: p[row] if n in HIDDEN else p for n, p in x.items()}
@@ -433,7 +433,7 @@ class Problem:
     def with_gradients(
         self, outputs: Parts, x: Named, state: Parts
     ) -> list[tuple[str, Tensor]]:
-        """Return outputs and gradients by name; the loss has random weights."""
+        """Return outputs, and gradients of a randomly weighted loss, by name."""
         c, mode = self.c, self.c["mode"]
         named, leaves = self.outputs(outputs), self.leaves(x, state)
         if c["grad"] == "none" or not leaves:
@@ -449,7 +449,7 @@ class Problem:
         options: Any = {"allow_unused": True, "materialize_grads": True}
 
         def pull(pairs: list[tuple[Tensor, Tensor]], **more: bool) -> Parts:
-            if not pairs:  # nothing has been computed
+            if not pairs:  # No output requires a gradient.
                 return [torch.zeros_like(leaf) for leaf in tensors]
             of, weights = zip(*pairs, strict=True)
             return [*torch.autograd.grad(of, tensors, weights, **options, **more)]
@@ -481,7 +481,7 @@ class Problem:
         return [("y", parts[0]), *self.named(parts[1:])]
 
     def leaves(self, x: Named, state: Parts) -> list[tuple[str, Tensor]]:
-        """Return the inputs whose gradients are compared, by name."""
+        """Return (name, tensor) pairs of the inputs whose gradients are compared."""
         given = [*x.items(), *self.named(state)]
         own = dict([*self.x.items(), *self.named(self.state)])
         return [(n, p) for n, p in given if own[n].requires_grad and n != "factors"]
@@ -492,7 +492,7 @@ class Problem:
         return {n: self.normal(*p.shape).to(p) for n, p in leaves}
 
     def weights(self, outputs: Parts) -> Parts:
-        """Draw incoming gradients, in the storage of the case."""
+        """Draw incoming gradients of all outputs, in the memory layout of the case."""
         self.g.manual_seed(self.c["seed"] + 1)
         made = []
         for i, o in enumerate(outputs):
@@ -508,7 +508,7 @@ def finite(x: Tensor) -> Tensor:
 
 
 def check(c: Case) -> str | None:
-    """Return what is wrong with a case, in one line; "beyond" means not compared."""
+    """Run a case; return its error, None, or "beyond" if it cannot be compared."""
     p = Problem(c)
     wanted = p.expected() if c["batch"] else None
     if wanted and not all((finite(x).abs() <= LARGEST).all() for _, x in wanted):
@@ -521,9 +521,9 @@ def check(c: Case) -> str | None:
         if refused and "second derivative" in text and "implementation='naive'" in text:
             return None
         if c["implementation"] == "triton" and "cannot run here" in text:
-            return "beyond"  # a limit of the kernel
+            return "beyond"  # The kernel does not support this case.
         return f"{type(e).__name__}: {text}"
-    if wanted is None:  # no sequence: nothing to compare
+    if wanted is None:  # There is no sequence to compare.
         return None
     if [(n, x.shape) for n, x in got] != [(n, x.shape) for n, x in wanted]:
         return f"wrong shapes: {[(n, [*x.shape]) for n, x in got]}"
@@ -536,7 +536,7 @@ def check(c: Case) -> str | None:
         error = (finite(x) - finite(y)).norm().item()
         least = max(LIMITS[c["dtype"]] / 100, 2**-18 if p.sums != torch.float64 else 0)
         limit = LIMITS[c["dtype"]] * finite(y).norm().item() + least * top
-        limit += info.tiny * info.eps * size  # numbers below the normal ones
+        limit += info.tiny * info.eps * size  # Allow errors of subnormal numbers.
         if error <= limit:
             continue
         others = others or [p.expected(jitter) for jitter in (1, 2)]
@@ -548,9 +548,9 @@ def check(c: Case) -> str | None:
 
 
 def draw(seed: str, implementation: str | None = None, device: str = "cpu") -> Case:
-    """Draw a random case that its operation can compute.
+    """Draw a random case that its operation supports.
 
-    - `implementation`: of all operations that have it; None = any that runs on a CPU.
+    - `implementation`: the form to test; None = any form that runs on a CPU.
     """
     r = random.Random(seed)
     names = [n for n in OPERATIONS if implementation in (None, *forms(n))]
@@ -558,7 +558,7 @@ def draw(seed: str, implementation: str | None = None, device: str = "cpu") -> C
     has, table = takes(op), forms(op) != ("naive",)
     c: Case = {"op": op, "seed": r.randrange(10**6), **SIMPLEST, "device": device}
     dtypes = ["float64", "float32", "float64", "float32", "float16", "bfloat16"]
-    if implementation == "triton":  # no float64; its interpreter has no bfloat16
+    if implementation == "triton":  # Triton's interpreter does not support bfloat16.
         dtypes = ["float32", "float16", *["bfloat16"] * (device == "cuda")]
     c["dtype"] = r.choice(dtypes)
     plain = [n for n in forms(op) if n != "triton"]
@@ -578,14 +578,14 @@ def draw(seed: str, implementation: str | None = None, device: str = "cpu") -> C
         none = ["batch", "value", "key", *["heads"] * ("conv" not in op)]
         c[r.choice(none)] = 0
     elif op in RULES and c["time"] < 50 and r.random() < 0.05:
-        c["key"] = r.choice([40, 130, 256])  # the width of DPFP
+        c["key"] = r.choice([40, 130, 256])  # DPFP produces features this wide.
     sizes = [1, 2, 3, 5, 20] if op != "aft_conv2d" else [1, 2, 3]
     c["window"] = r.choice(sizes)
     c["size"] = r.choice([1.0, 1.0, 0.1, 1.3])
     if op.startswith("aft"):
         c["size"] = r.choice([1.0, 1.0, 10.0, 300.0, 2000.0])
-    if op == "softmax_attention":  # PyTorch's backward pass has an error of 6e-8
-        c["size"] = r.choice([1.0, 3.0])  # times the largest score
+    if op == "softmax_attention":  # PyTorch's backward error grows with the scores.
+        c["size"] = r.choice([1.0, 3.0])  # The error is 6e-8 times the largest score.
     if "scale" in has:
         c["group"] = r.choice([1, 1, 2, 3])
         c["scale"] = r.choice([None, None, 0.5, -0.7, 0.0, 3.0])
@@ -600,7 +600,7 @@ def draw(seed: str, implementation: str | None = None, device: str = "cpu") -> C
     masks = ["none", "none", "some", "row"] if "key_mask" in has else ["none"]
     c["mask"] = r.choice(masks)
     if c["mask"] == "row" and c["batch"] == 1 and r.random() < 0.9:
-        c["mask"] = "some"  # otherwise no token is left
+        c["mask"] = "some"  # Otherwise no token remains.
     if c["causal"] and "state" in has:
         c["state"], c["cuts"] = r.randrange(2), r.choice([0, 0, 1, 2])
         if "cu_seqlens" in has and r.random() < 0.3:
@@ -608,9 +608,9 @@ def draw(seed: str, implementation: str | None = None, device: str = "cpu") -> C
         c["asked"] = r.choice(["all", "all", "y", "state"])
     c["storage"] = r.choice(["plain", "strided", "offset", "transposed", "expanded"])
     if op == "feedback" and c["storage"] == "expanded":
-        c["storage"] = "plain"  # equal weights make equal numbers: see `feedback`
+        c["storage"] = "plain"  # A layer norm of equal values has only rounding errors.
     c["grad"] = r.choice(["all", "all", "all", "some", "none"])
-    # Softmax attention in half precision is PyTorch's own kernel.
+    # Autocast is not tested with softmax attention, which calls PyTorch's kernel.
     wide = c["dtype"] == "float32" and "state" in has and op != "softmax_attention"
     c["autocast"] = int(wide and r.random() < 0.2)
     kernel = implementation == "triton"
@@ -622,34 +622,34 @@ def draw(seed: str, implementation: str | None = None, device: str = "cpu") -> C
     if c["mode"] in ("second", "jvp") and "16" in c["dtype"]:
         c["mode"] = "twice"
     if table and not kernel and c["mode"] == "once" and r.random() < 0.05:
-        # Loops are slow to trace.
+        # Compile fewer steps of the other forms, because their loops are slow to trace.
         quick = c["implementation"] == "efficient"
         c["compiled"], c["time"] = r.choice([1, 2]), min(c["time"], 40 if quick else 3)
         c["cuts"] = min(c["cuts"], int(quick))
         c |= {n: max(c[n], 1) for n in ("batch", "heads", "key", "value")}
-        # The backward pass of a graph without custom operators is PyTorch's.
+        # Without custom operators, the backward pass of a graph is PyTorch's.
         c["autocast"] *= quick
-        if op == "fwp":  # a user-defined function is not part of a graph
+        if op == "fwp":  # Graphs cannot contain user-defined functions.
             c["activation"] = r.choice(["none", "tanh"])
-        if op == "feedback":  # the size of its state would depend on the mask
+        if op == "feedback":  # With a mask, the size of the state would depend on data.
             c["mask"] = "none"
     return c
 
 
 def forms(op: str) -> tuple[str, ...]:
-    """List the implementations of an operation that run here."""
+    """List the implementations of an operation that run on this machine."""
     if op in MAPS or op == "feedback_attention":
         return ("naive",)
     return ops.implementations(op)
 
 
 PAIR = "heads=2 key=3 value=2 seed=1"
-#: As wide as PyTorch's own kernel requires.
+#: Options with equal widths of keys and values, which PyTorch's kernel requires.
 EQUAL = f"dtype=float32 {PAIR} key=2"
 SMALL = "state=1 batch=2 heads=2 group=2 key=3 value=2 wide_gates=1 seed=1"
-#: Cases with a path of their own that random cases may miss: a token of a stream, 1991,
-#: several tiles, rows of unequal length in a state, scores of 0, and packed documents
-#: without states or in both directions.
+#: Cases of code paths that random cases may miss, such as one token of a stream.
+#: These include the rule of 1991, several tiles, unequal rows and scores of 0.
+#: Cases of packed documents have no states, or attend in both directions.
 ALWAYS = (
     *(f"op={op} implementation=efficient grad=none {SMALL}" for op in RULES),
     *(
@@ -681,16 +681,16 @@ VARIED += ("cuts", "group", "channels", "activation", "window")
 def fixed(
     count: int = 300, implementation: str | None = None, device: str = "cpu"
 ) -> list[Case]:
-    """Choose a fixed list of cases.
+    """Return a fixed list of cases that cover many options of every operation.
 
-    From many random cases, choose those that add most pairs of a form of an operation
-    and a value of an option.
+    From many random cases, choose the cases that add most pairs of an implementation
+    of an operation and a value of an option.
     """
     pool, compiled = [], set()
     cases = [parsed(text) for text in ALWAYS] * (implementation is None)
     for i in range(20 * count):
         c = draw(f"fixed/{i}", implementation, device)
-        if c["compiled"]:  # compiling is slow: compile a few operations, once
+        if c["compiled"]:  # Compilation is slow: compile six operations once.
             if c["implementation"] == "efficient" and c["time"] and len(compiled) < 6:
                 cases += [c] * (c["op"] not in compiled)
                 compiled.add(c["op"])
@@ -700,7 +700,7 @@ def fixed(
         values |= {(length, c["grad"] == "none"), ("key", c["key"] > 9)}
         values |= {(c["normalize"], c["fewer"], c["edges"])}
         form = c["op"], c["implementation"]
-        if c["implementation"] == "auto":  # "chunked", transformed
+        if c["implementation"] == "auto":  # Under torch.func, "auto" is "chunked".
             values = {(n, c[n]) for n in ("mode", "normalize", "mask", "state")}
         pool.append((c, {(*form, *value) for value in values}))
     seen: set[Any] = set()
@@ -712,20 +712,20 @@ def fixed(
     return sorted(cases, key=lambda c: c["compiled"])
 
 
-#: Forms that have second derivatives.
+#: Implementations that have second derivatives.
 EXACT = ("naive", "chunked")
 
 
 def fails(c: Case) -> bool:
     try:
         return check(c) not in (None, "beyond")
-    except Exception:  # no such problem exists
+    except Exception:  # The options contradict each other.
         return False
 
 
 def simpler(c: Case) -> Case:
-    """Simplify one option after the other for as long as the case still fails."""
-    if c["compiled"]:  # compiling is slow
+    """Simplify a failing case, one option at a time, as long as it still fails."""
+    if c["compiled"]:  # Compilation is slow.
         return c
     for name, simplest in SIMPLEST.items():
         values = [simplest]
@@ -742,7 +742,7 @@ def line(c: Case) -> str:
 
 
 def parsed(text: str) -> Case:
-    """Parse a case from a line that `line` wrote."""
+    """Parse a case from a line of `name=value` pairs, as `line` writes it."""
     c = {**SIMPLEST, "seed": 0}
     for name, value in (word.split("=") for word in text.split()):
         for kind in (str, float, int):
@@ -752,9 +752,9 @@ def parsed(text: str) -> Case:
 
 
 def search(cases: Iterable[Case], first: bool = False) -> list[str]:
-    """Print the cases that fail, and the error of each.
+    """Print and return the commands and errors of all cases that fail.
 
-    - `first`: stop at the first one, and do not simplify it.
+    - `first`: stop at the first failure, and do not simplify its case.
     """
     finds, verdicts = [], Counter[bool]()
     for c in cases:

@@ -1,4 +1,4 @@
-"""Collect launches of kernels instead of running them, on a machine without a GPU.
+"""Record kernel launches instead of running them, on a machine without a GPU.
 
 with recording((9, 0)) as launches:
     ops.delta_rule(q, k, v, beta, implementation="triton")  # on the device "meta"
@@ -13,7 +13,7 @@ from fwlab.ops import _recurrence, _triton
 
 
 class Launch(NamedTuple):
-    """Hold the arguments of `_triton.launch`."""
+    """Hold the arguments of one call of `_triton.launch`."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -25,7 +25,7 @@ class Launch(NamedTuple):
 
 @contextmanager
 def recording(capability: tuple[int, int]) -> Iterator[list[Launch]]:
-    """Collect the launches for a GPU of this compute capability."""
+    """Record the launches for a GPU of this compute capability in a list."""
     launches: list[Launch] = []
 
     def launch(kernel, grid, *arguments, warps, stages=1, **constants):
@@ -36,7 +36,7 @@ def recording(capability: tuple[int, int]) -> Iterator[list[Launch]]:
             (_triton, "launch", launch),
             (_triton, "capability", lambda device: capability),
             (_triton, "why_not", lambda *asked, **options: None),
-            # Run with tensors without data instead of tracing.
+            # Launch kernels on tensors without data instead of tracing them.
             (_recurrence, "is_traced", lambda x: False),
         ):
             patches.enter_context(mock.patch.object(module, name, value))

@@ -1,10 +1,10 @@
 """Compute every operation as a loop in float64, as in the papers, for `fuzz.py`.
 
-No code here is fwlab's: one line per equation, with its number, on plain tensors.
+No code here is from fwlab: one line per equation, with its number, on plain tensors.
 A loop takes the options of a case, the inputs of one sequence, `[time, ...]`, and the
-parts of its state. It returns y, and the parts of the state after it. Masked tokens are
-dropped before a loop is called; a loop gets the mask only where distances count masked
-tokens, too. The mask is True at real steps.
+parts of its state. It returns y, and the parts of the final state. Masked tokens are
+dropped before a loop is called; a loop gets the mask only if distances also count
+masked tokens. The mask is True at real steps.
 """
 
 import math
@@ -20,7 +20,7 @@ Parts = list[Tensor]
 ACTIVATIONS: Named | Any = {"none": None, "tanh": torch.tanh, "sin": torch.sin}
 
 
-#: Fast weight rules.
+#: Operations with the loop `fast_weights`.
 RULES = ("sum_rule", "gated_rule", "delta_rule", "gated_delta_rule", "kimi_delta_rule")
 RULES += ("gated_delta_rule_2", "comba_rule", "implicit_delta_rule", "delta_product")
 RULES += ("rwkv7_rule",)
@@ -29,12 +29,12 @@ DELTA += ("implicit_delta_rule",)
 AFT = ("aft_simple", "aft_full", "aft_local", "aft_conv", "aft_conv2d")
 OTHERS = ("fwp", "softmax_attention", *AFT, "feedback", "feedback_attention")
 MAPS = ("ELU1", "DPFP", "FAVOR", "RandomFourier", "sum_normalize", "l2_normalize")
-#: Operations in which distances count masked tokens, too.
+#: Operations whose relative distances also count masked tokens.
 PLACED = ("softmax_attention", "aft_full", "aft_local", "aft_conv", "aft_conv2d")
 
 
 def over(x: Tensor, total: Tensor) -> Tensor:
-    """Divide; return 0, with gradient 0, where the denominator is 0."""
+    """Return x / total, or 0 with gradient 0 where `total` is 0."""
     return x / torch.where(total == 0, math.inf, total)
 
 
@@ -44,7 +44,7 @@ def dot(a: Tensor, b: Tensor) -> Tensor:
 
 def dpfp(x: Tensor) -> Tensor:
     r = torch.relu(torch.cat([x, -x], -1))
-    return r * torch.cat([r[..., 1:], r[..., :1]], -1)  # Eq. 37 with nu = 1
+    return r * torch.cat([r[..., 1:], r[..., :1]], -1)  # DPFP, Eq. 37 with nu = 1
 
 
 def fast_weights(c: Case, x: Named, state: Parts) -> Any:
@@ -56,7 +56,7 @@ def fast_weights(c: Case, x: Named, state: Parts) -> Any:
     for t in range(len(q)):
         b = x["beta"][t][:, None] if "beta" in x else 1.0
         before = W
-        if "log_decay" in x:  # the memory decays first
+        if "log_decay" in x:  # The memory decays before it is read.
             d = x["log_decay"][t].exp()
             d = d[:, None] if d.dim() == 1 else d
             W, z = W * d[:, None], z * d
@@ -64,13 +64,13 @@ def fast_weights(c: Case, x: Named, state: Parts) -> Any:
         if op == "gated_rule":  # Eq. 52
             W, z = W * (1 - b)[..., None], z * (1 - b)
             new, more = b * new, b * more
-        elif op == "rwkv7_rule":  # W (diag(d) + a b'), then as the sum rule
+        elif op == "rwkv7_rule":  # W (diag(d) + a b'), then as in the sum rule
             moved = (before * x["a"][t][:, None]).sum(-1)
             W = W + moved[..., None] * x["b"][t][:, None]
         elif op == "gated_delta_rule_2":
             retrieved = (W * (x["erase"][t] * ask)[:, None]).sum(-1)
             new = x["write"][t] * new - retrieved
-        elif op == "delta_product":  # all steps but the last
+        elif op == "delta_product":  # Apply all steps of a token except the last.
             for k_j, v_j, b_j in zip(
                 more[:-1], new[:-1], x["beta"][t][:-1], strict=True
             ):
@@ -81,12 +81,12 @@ def fast_weights(c: Case, x: Named, state: Parts) -> Any:
         elif op in DELTA:
             if op == "comba_rule":
                 ask = x["ask"][t][:, None] * ask
-            if op == "implicit_delta_rule":  # the best step
+            if op == "implicit_delta_rule":  # Use the step size of the implicit update.
                 b = b / (1 + b * dot(ask, ask))
             v_bar = (W * ask[:, None]).sum(-1)  # Eq. 20
             v_bar = over(v_bar, dot(z, ask)) if c["normalize"] else v_bar  # Eq. 27
-            new = b * (new - v_bar)  # Eqs. 24, 26
-        elif op != "sum_rule":  # Eqs. 17, 18
+            new = b * (new - v_bar)  # Scale the error (Eqs. 24, 26).
+        elif op != "sum_rule":  # The sum rule adds only (Eqs. 17, 18).
             raise NotImplementedError(f"{op} has no loop in tests/loops.py")
         key = more if op == "delta_product" else k[t]
         W, z = W + new[..., None] * key[:, None], z + more if c["normalize"] else z
@@ -106,7 +106,7 @@ def fwp(c: Case, x: Named, state: Parts) -> Any:
 
 
 def softmax(a: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean of `v` with weights exp(a) along dimension 0, and log sum exp."""
+    """Return the mean of `v` with weights softmax(a, 0), and logsumexp(a, 0)."""
     top = a.detach().amax(0) if len(a) else a.new_full(a.shape[1:], -math.inf)
     e = (a - torch.where(top == -math.inf, 0, top)).exp()
     total = e.sum(0)
@@ -132,13 +132,13 @@ def softmax_attention(c: Case, x: Named, state: Parts, real: Tensor) -> Any:
 
 
 def bias_of(c: Case, x: Named, t: int, place: int | None) -> Tensor | float:
-    """Return w of row t for the key at a position; None means before every window."""
+    """Return the bias of query t for the key at `place`; None is before all windows."""
     op, s = c["op"], c["window"]
     if op == "aft_simple" or place is None:
         return 0.0
     if op == "aft_full":
         return x["bias"][t, place + x["bias"].shape[1] - len(x["bias"])]
-    if op == "aft_conv2d":  # the position of the key relative to the pixel
+    if op == "aft_conv2d":  # Find the position of the key relative to the pixel.
         (y0, x0), (y1, x1) = (divmod(i, x["q"].shape[1]) for i in (t, place))
         at = y1 - y0 + s - 1, x1 - x0 + s - 1
         inside = min(at) >= 0 and max(at) <= 2 * s - 2
@@ -158,7 +158,7 @@ def aft(c: Case, x: Named, state: Parts, real: Tensor | None = None) -> Any:
     real = torch.ones(len(q), dtype=torch.bool) if real is None else real
     shape, k, recent = v.shape[1:], k.expand(v.shape), 0
     none = k.new_full(shape, -math.inf), v.new_zeros(shape)
-    keys: list[Any] = []  # (position, k, v): older keys merged, recent keys, new keys
+    keys: list[Any] = []  # (position, k, v) of merged, recent and new keys
     if causal and op != "aft_full":
         keys = [(None, *state[-2:])]
     if causal and op != "aft_simple":
@@ -239,7 +239,7 @@ def feature_map(c: Case, x: Named, state: Parts) -> Any:
         p = p * p.shape[-1] ** -0.25
         along = p @ omega.T
         both = torch.cat([along, -along], -1) - dot(p, p) / 2
-        return both.exp() / (2 * len(omega)) ** 0.5, []  # Eqs. 31, 32
+        return both.exp() / (2 * len(omega)) ** 0.5, []  # FAVOR+ (Eqs. 31, 32)
     square = dot(p, p)
     root = torch.where(square == 0, 1, square).sqrt()
     p = over(p, torch.where(square == 0, 0, root))
@@ -249,7 +249,7 @@ def feature_map(c: Case, x: Named, state: Parts) -> Any:
     return p, []
 
 
-#: The loop of each operation and feature map; fast weight rules share one.
+#: The reference loop of each operation and feature map.
 LOOPS: dict[str, Any] = {
     **dict.fromkeys(RULES, fast_weights),
     **dict.fromkeys(AFT, aft),

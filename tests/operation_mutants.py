@@ -1,10 +1,10 @@
-"""Change operations slightly; the fixed cases of `fuzz.py` must find each mistake.
+"""Insert mistakes into operations; the fixed cases of `fuzz.py` must find each one.
 
     python tests/operation_mutants.py [WORD ...]
 
-With words, only the mutants whose names contain one of them. Each is an edit of one
-file, in a copy of the package, of a text that occurs there exactly once. The case that
-finds it is printed.
+With words, only mutants whose names contain one of the words run. Each mutant replaces
+a text that occurs exactly once in one file, in a copy of the package. The fixed case
+that fails is printed.
 """
 
 import os
@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 
-#: A name, a file, the right text, and the mistake that replaces it.
+#: Mutants: a name, a file, the correct text, and the mistake that replaces it.
 MUTANTS = """
 gated rule keeps beta: ops/linear/gated.py
 - kept, fading = 1 - beta[..., None]
@@ -104,7 +104,7 @@ Mutant = tuple[str, str, str, str]
 
 
 def found(mutant: Mutant) -> str | None:
-    """Return the first failure of the fixed cases, or None."""
+    """Return the output of the first fixed case that fails on a mutant, or None."""
     name, file, before, after = mutant
     with tempfile.TemporaryDirectory() as at:
         copy = Path(at, "fwlab")

@@ -1,7 +1,7 @@
 """Compare the pictures in outputs of notebooks by their contents, not their bytes.
 
-Processors add in different orders. So the last digits of coordinates differ,
-and with them the bytes of a picture. Two pictures are equal if they have the same
+Processors add in different orders, so the last digits of coordinates, and the bytes
+of a picture, may differ. Two pictures are equal if they have the same
 axes, texts and marks, the same styles, and no point has moved by a visible
 distance. nbval compares all other outputs, byte for byte.
 """
@@ -18,13 +18,13 @@ from nbval.plugin import IPyNbCell
 from PIL import Image
 
 SVG = "image/svg+xml"
-#: The tag of a cell whose picture depends on rounding errors or on a run of
-#: training: only its axes, labels and legends are compared, without the ticks.
+#: The tag of cells whose pictures depend on rounding errors or on a training run.
+#: Only axes, labels and legends of these pictures are compared, without ticks.
 LABELS_ONLY = "compare-labels-only"
-#: The largest difference of a coordinate, in points. The thinnest line is 0.5 wide;
-#: rounding in float32 moves a point a thousand times less.
+#: The largest allowed difference of coordinates, in points.
+#: The thinnest line is 0.5 points wide; rounding in float32 moves points by 1e-4.
 NEAR = 0.1
-#: The largest difference of a pixel, of 255: neighbours in a colour map differ by 2.
+#: The largest allowed difference of a pixel, of 255; adjacent colours differ by 2.
 SHADE = 3
 PIXELS = "a picture of pixels"
 COORDINATES = re.compile(r' (?:transform|x|y|width|height|viewBox|d)="[^"]*"')
@@ -33,10 +33,10 @@ HASH = re.compile(r"\b(?:m|p|h|image)[0-9a-f]{10}\b")
 
 
 def pytest_collection_modifyitems(items):
-    # Tests may run in random order, cells of a notebook may not.
+    # Tests may run in random order, but cells of a notebook must run in sequence.
     cells = [item for item in items if isinstance(item, IPyNbCell)]
     others = [item for item in items if not isinstance(item, IPyNbCell)]
-    if cells:  # Without a list of fonts, the first cell would print a message.
+    if cells:  # Without cached fonts, the first cell would print a message.
         import matplotlib.font_manager  # noqa: F401
     for cell in cells:
         cell.compare_outputs = functools.partial(compare_outputs, cell)
@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items):
 
 
 def drawings(outputs):
-    """List the pictures of a cell, including those of a slider."""
+    """List the SVG pictures in the outputs of a cell, including frames of a slider."""
     svgs = []
     for data in (output.get("data", {}) for output in outputs):
         coded = re.findall(
@@ -56,7 +56,7 @@ def drawings(outputs):
 
 
 def compare_outputs(cell, new, stored):
-    """Return True if outputs are the same; this replaces nbval's method of a cell."""
+    """Return True if outputs of a cell agree; this replaces nbval's method."""
     skip = (*cell.parent.skip_compare, SVG, "text/html")
     if not IPyNbCell.compare_outputs(cell, new, stored, skip):
         return False
@@ -83,7 +83,7 @@ def difference(fresh, stored, labels_only=False):
 
 
 def labels(svg):
-    """List the axes and legends of a picture, and its texts except tick labels."""
+    """List the axes, legends and texts of an SVG picture, without tick labels."""
     builder = ElementTree.TreeBuilder(insert_comments=True)
     root = ElementTree.fromstring(svg, ElementTree.XMLParser(target=builder))
     for node in root.iter():
@@ -96,9 +96,9 @@ def labels(svg):
 
 
 def marks(svg):
-    """Yield all marks of a picture, in order, with their style and coordinates."""
+    """Yield the style and the coordinates of every mark of an SVG picture, in order."""
     svg = re.sub("<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    names = {}  # names of markers, clips, hatches and images, which are hashes
+    names = {}  # The names of markers, clips, hatches and images are hashes.
 
     def name(match):
         return names.setdefault(match[0], f"name {len(names)}")

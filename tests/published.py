@@ -5,13 +5,13 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 VOCABULARY = 61
-#: Options that all families share, with sizes that differ from each other.
+#: Options that all model families share.
 SIZES = {
     **{"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48},
     **{"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2},
     **{"pad_token_id": None, "bos_token_id": None, "eos_token_id": None},
 }
-#: One key head for two value heads.
+#: Options of linear attention, with two value heads for each key head.
 LINEAR = SIZES | {
     **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
     **{"linear_key_head_dim": 6, "linear_value_head_dim": 8},
@@ -34,7 +34,7 @@ KIMI = (
     }
 )
 BARE = {"rope_parameters": {"rope_type": "default", "rope_theta": None}}
-#: The class, the configuration and its values.
+#: Model families: the model class, the configuration class and its options.
 FAMILIES = {
     "qwen3_next": ("Qwen3NextForCausalLM", "Qwen3NextConfig", QWEN_EXPERTS),
     "qwen3_5": ("Qwen3_5ForCausalLM", "Qwen3_5TextConfig", QWEN),
@@ -51,7 +51,7 @@ FAMILIES = {
 
 
 def tiny(family, noise=0.0, **changes):
-    """Make a random model; with noise, the weights of its norms differ from 1."""
+    """Return a tiny random model; `noise` perturbs its weights, also of its norms."""
     model, config, sizes = FAMILIES[family]
     torch.manual_seed(0)
     made = getattr(transformers, model)(
@@ -65,7 +65,7 @@ def tiny(family, noise=0.0, **changes):
 
 
 def write_tokenizer(folder, words):
-    """Write a tokenizer of these words, whose ids are their positions."""
+    """Write a word-level tokenizer; the id of a word is its index in `words`."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     numbers = {word: i for i, word in enumerate(words)}

@@ -1,4 +1,4 @@
-"""Change solutions slightly: each change is a wrong answer or a known equivalent."""
+"""Generate mutants of the solutions of exercises by changing their syntax trees."""
 
 import ast
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ SWAPPED = {
 
 
 def mutants(exercise: Exercise) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yield a description of each change, and the changed solution."""
+    """Yield the description and the function of each mutant of a solution."""
     tree = ast.parse(bare(exercise.reference))
     for what in _changes(tree):
         scope = dict(exercise.reference.__globals__)
@@ -40,7 +40,7 @@ def _replaced(node: ast.AST, **fields: Any) -> Iterator[None]:
 
 
 def _changes(tree: ast.AST) -> Iterator[str]:
-    """Change a tree in place, one change at a time; yield a description of each."""
+    """Mutate a syntax tree in place, one change at a time; yield descriptions."""
     for node in [*ast.walk(tree)]:
         said = ast.unparse(node) if isinstance(node, ast.expr) else ""
         if isinstance(node, ast.BinOp):

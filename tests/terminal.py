@@ -1,4 +1,4 @@
-"""Run the command `fwlab` without a new interpreter that imports PyTorch each time."""
+"""Run the command `fwlab` in this process, which has already imported PyTorch."""
 
 import io
 import sys
@@ -9,7 +9,7 @@ from fwlab import cli
 
 
 def fwlab(*arguments: str) -> tuple[int, str, str]:
-    """Run the command as a user would; return exit code, stdout and stderr."""
+    """Run `fwlab` with these arguments; return exit code, stdout and stderr."""
     out, err, code = io.StringIO(), io.StringIO(), 0
     with (
         mock.patch.object(sys, "argv", ["fwlab", *arguments]),

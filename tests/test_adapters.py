@@ -1,4 +1,4 @@
-"""Test that adapters of linear layers, embeddings and norms act in every layer."""
+"""Test that adapters of linear layers, embeddings and norms work in every layer."""
 
 import copy
 
@@ -13,7 +13,7 @@ from fwlab.layers.feedback import called_module
 from fwlab.models import MIXERS, EncoderDecoder, LanguageModel
 
 KINDS = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
-#: Options that add more modules.
+#: Options of mixers that add convolutions, norms and gates.
 MODERN = {
     "softmax": {"softmax": {"qk_norm": "head", "out_gate": True}, "tied": False},
     "gated-delta": {
@@ -27,7 +27,7 @@ TEXT = torch.randint(11, (2, 9), generator=torch.Generator().manual_seed(0))
 
 
 class Opaque(nn.Module):
-    """Add the output of a linear layer with the weight `change` to that of `base`."""
+    """Wrap a module to compute with the sum of its weight and `change`."""
 
     def __init__(self, base, change):
         super().__init__()
@@ -43,7 +43,7 @@ class Opaque(nn.Module):
 
 
 class Shown(Opaque):
-    """Adapt as `Opaque` does, and expose the weight of the base layer."""
+    """Wrap a module as `Opaque` does, and expose the weight of the base module."""
 
     @property
     def weight(self):
@@ -51,7 +51,7 @@ class Shown(Opaque):
 
 
 class Half(nn.Module):
-    """Multiply by a half instead of dropping out at random."""
+    """Multiply by one half, as a deterministic replacement for dropout."""
 
     p = 0.5
 
@@ -98,7 +98,7 @@ WAYS = {
 
 
 def adapted(model, put):
-    """Return the model with every module adapted, and a model with changed weights."""
+    """Return the model with all modules adapted, and a copy with merged weights."""
     merged, generator = copy.deepcopy(model), torch.Generator().manual_seed(1)
     for parent in [*model.modules()]:
         for name, module in [*parent.named_children()]:
@@ -119,7 +119,7 @@ def small(mixer):
 
 
 def same(model, merged):
-    """Compare outputs at once and in pieces, and with padding if mixers skip it."""
+    """Assert that two models agree on a text in one call, in steps, and padded."""
     whole = merged(TEXT)
     skips = all(getattr(block, "skips", False) for block in model.blocks)
     keep = torch.ones_like(TEXT, dtype=torch.bool)
@@ -144,8 +144,8 @@ def same(model, merged):
 @every_mixer
 @pytest.mark.parametrize("way", WAYS)
 def test_adapters_act(mixer, way):
-    """An adapted model computes what a model with the merged weights computes."""
-    if way in ("hooked", "patched"):  # the logits of tied ones use the weight itself
+    """An adapted model has the same outputs as a model with the merged weights."""
+    if way in ("hooked", "patched"):  # Tied logits use the embedding's weight.
         model = small(mixer)
         model.embedding, kept = nn.Identity(), model.embedding
         model, merged = adapted(model, WAYS[way])
@@ -170,7 +170,7 @@ def test_a_stack_of_feedback_says_what_it_calls():
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_stack_of_feedback_that_calls_is_trained(shared):
-    """A feedback stack that calls its modules has the gradients of the operation."""
+    """A feedback stack has the same gradients with and without hooks on its modules."""
     torch.manual_seed(0)
     stack = FeedbackTransformer(8, heads=2, layers=2, shared=shared)
     stack.dropout = Half()

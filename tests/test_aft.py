@@ -1,4 +1,4 @@
-"""Test AFT: any finite exponent, layers without a causal mask, and images."""
+"""Test AFT with extreme exponents, without a causal mask, and on images."""
 
 from functools import partial
 
@@ -34,7 +34,7 @@ TOP = torch.finfo(torch.float32).max
 
 
 def edge(op, key, bias):
-    """Return keys `key`, 0 and `key`, of which each pair has the bias `bias`."""
+    """Return AFT inputs with the keys (`key`, 0, `key`) and a constant bias."""
     k = torch.tensor([key, 0.0, key]).view(1, 3, 1)
     v = torch.tensor([1.0, 2.0, 4.0]).view(1, 3, 1)
     shape = {"simple": None, "full": (3, 3), "local": (3, 2), "conv": (1, 2)}[op]
@@ -52,7 +52,7 @@ def edge(op, key, bias):
 )
 @both
 def test_exact_where_k_plus_w_is_finite(op, key, bias, implementation):
-    """The output is exact and gradients are finite up to the largest float32.
+    """Outputs of AFT are exact, and gradients finite, up to the largest float32.
 
     In the logarithm of a sum that large, rounding leaves only the largest key, so
     gradients may treat equal keys as one.
@@ -70,7 +70,7 @@ def test_exact_where_k_plus_w_is_finite(op, key, bias, implementation):
 
 
 def changed(layer):
-    """Change every parameter from its initial value, in float64."""
+    """Return a layer in float64, with random values in every parameter."""
     torch.manual_seed(0)
     for parameter in layer.double().parameters():
         torch.nn.init.normal_(parameter, std=0.5)
@@ -80,7 +80,7 @@ def changed(layer):
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("kind", [AFTFull, AFTLocal])
 def test_factors_are_the_bias(kind, causal):
-    """Eq. 7: factors give the output of a bias table that is their product."""
+    """A factorised bias has the same outputs as the product of its factors (Eq. 7)."""
     factorised, x = changed(kind(12, 40, factor=3, causal=causal)), random(2, 40, 12)
     plain = kind(12, 40, causal=causal).double()
     w = factorised.bias_u.detach() @ factorised.bias_v.detach().T
@@ -105,7 +105,7 @@ def test_factors_are_the_bias(kind, causal):
 
 @pytest.mark.parametrize("shared_key", [False, True])
 def test_a7_conv_starts_as_simple(shared_key):
-    """AFT-conv starts as AFT-simple, with gradients of gamma and beta only."""
+    """AFT-conv is initially AFT-simple, and only gamma and beta have gradients."""
     torch.manual_seed(0)
     conv = AFTConv(12, 3, window=5, shared_key=shared_key).double()
     x = torch.randn(2, 20, 12, dtype=torch.float64)
@@ -121,7 +121,7 @@ def test_a7_conv_starts_as_simple(shared_key):
 
 
 def test_equation_8():
-    """Eq. 8 gives a kernel of mean beta and deviation gamma.
+    """A kernel of AFT-conv has mean beta and standard deviation gamma (Eq. 8).
 
     A constant raw kernel gives beta, with finite gradients, for any constant.
     """

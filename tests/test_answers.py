@@ -1,8 +1,8 @@
-"""Test the verdicts of `check` on answers as people write them.
+"""Test the verdicts of `check` on unusual right and wrong answers.
 
 Right answers (✓) differ from the solution as much as possible: one for each hard
-exercise that no function of fwlab solves, two where several results are right. Wrong
-answers (✗) are no misconceptions, and once passed, or need the message after the #.
+exercise that no function of fwlab solves, two if several results are right. Wrong
+answers (✗) are no misconceptions; they once passed, or need the message after the #.
 An answer is an expression of the arguments, or the body of a function; `*inputs` are
 all arguments. It may call solutions, and what this file defines or imports.
 """
@@ -34,13 +34,13 @@ DIRECTIONS = F.normalize(torch.randn(48, 8, generator=torch.Generator().manual_s
 
 
 def exponents(x, R):
-    """Return the features of FAVOR+ in another order."""
+    """Return the exponents of FAVOR+ features in another order than the solution."""
     along = x @ R.mT
     return torch.stack([along, -along], -1).flatten(-2) - x.square().sum(-1, True) / 2
 
 
 def ablated(model, tokens, loss, part, change=torch.zeros_like):
-    """Return losses of copies in which a part of one layer is ablated."""
+    """Return the losses of a model with a part of each layer ablated in turn."""
     losses = []
     for i in range(len(model.blocks)):
         hurt = deepcopy(model)
@@ -234,17 +234,17 @@ my_step ✓ H = eye(8).to(W) + 0.15 * W.mT @ W / v.square().sum(-1)[..., None, N
     m = k + k @ M.to(k).T
     return write(W, m / (m * k).sum(-1, True), 0.7 * (v - read_memory(W, k)))  # 65 are
 """
-#: Functions of fwlab that pass a check.
+#: Functions of fwlab that are right answers to an exercise.
 FWLAB = ["delta_layer", "dpfp", "sum_normalize", "make_batch", "fast_weight_layer"]
 FWLAB += ["mended_layer", "recomputing_backward", "conv_bias", "aft_layer"]
 FWLAB += ["stream_mean", "feedback_attention"]
 
 
 def answered(name, code):
-    """Return the function of an answer."""
+    """Compile the code of an answer to a function with the arguments of an exercise."""
     names = ", ".join(inspect.signature(EXERCISES[name].reference).parameters)
     code = textwrap.dedent(f"    {code}").replace("*inputs", names)
-    with contextlib.suppress(SyntaxError):  # the answer is the body of a function
+    with contextlib.suppress(SyntaxError):  # The answer is a function body.
         code = f"return {ast.unparse(ast.parse(f'({code})', mode='eval'))}"
     known = globals() | {n: each.reference for n, each in EXERCISES.items()}
     exec(f"def answer({names}):\n{textwrap.indent(code, '    ')}", known)

@@ -1,7 +1,7 @@
 """Test that the API reference shows every public name with its arguments.
 
-Public names are those in the `__all__` of a module with a page, or without `__all__`
-those without underscore; of a class, its methods.
+Public names are the `__all__` of a module with a page, or without `__all__` all names
+without underscore, and the methods of public classes.
 """
 
 import ast
@@ -35,16 +35,16 @@ MODULES = [
     "fwlab.exercises",
     "fwlab.plots",
 ]
-#: A module without a page: its names are on the page of another module.
+#: A module without a page, whose names are on the pages of other modules.
 TOP = "fwlab"
 
 
 class Public(NamedTuple):
     """Describe one public name.
 
-    - `name`: in full, as a caller writes it.
+    - `name`: the full name, as a caller writes it.
     - `value`: the object of that name; for a property, its function.
-    - `owner`: its class, for a method.
+    - `owner`: the class of a method, or None.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Public(NamedTuple):
 
 
 def names_of(module: str) -> list[str]:
-    """List the public names of a module, in its own order."""
+    """List the public names of a module, in the order of its source."""
     loaded = importlib.import_module(module)
     if hasattr(loaded, "__all__"):
         return list(loaded.__all__)
@@ -65,7 +65,7 @@ def names_of(module: str) -> list[str]:
 
 
 def defined(module: Any) -> dict[str, str]:
-    """List the names that a module defines, with the line above and the text below."""
+    """Map each name that a module defines to the line above and the string below."""
     source = inspect.getsource(module)
     found, lines = {}, source.splitlines()
     for node, after in itertools.pairwise([*ast.parse(source).body, ast.Pass()]):
@@ -79,7 +79,7 @@ def defined(module: Any) -> dict[str, str]:
 
 
 def methods(name: str, cls: type) -> Iterator[Public]:
-    """List public methods and properties that fwlab defines for a class.
+    """Yield the public methods and properties that fwlab defines for a class.
 
     A hook that PyTorch specifies, such as `extra_repr`, is left out;
     `forward` is not, because only the class knows its arguments.
@@ -114,7 +114,7 @@ CONSTANTS = [p for p in ALL if p not in CALLED]
 
 
 def doc_of(p: Public) -> str:
-    """Return the docstring of a name, or that of the method that it overrides."""
+    """Return the docstring of a public name, or of the method that it overrides."""
     if p.owner is None:
         return inspect.cleandoc(p.value.__doc__ or "")
     for base in p.owner.__mro__:
@@ -127,13 +127,13 @@ def doc_of(p: Public) -> str:
 
 
 def parameters(p: Public) -> list[str]:
-    """Return the arguments that a caller may pass, by name."""
+    """List the names of the arguments that a caller may pass."""
     value = p.value
     if inspect.isclass(value):
         if hasattr(value, "_fields"):
             return list(value._fields)
         own = inspect.isfunction(value.__init__)
-        # PyTorch and Python document their own, such as that of an exception.
+        # PyTorch and Python document the constructors that they define.
         if not own or not value.__init__.__module__.startswith("fwlab"):
             return []
         value = value.__init__
@@ -146,7 +146,7 @@ ELSEWHERE = re.compile(r"\bas (?:in|for) (?:`([\w.]+)`|(the class)\b)")
 
 
 def documented(p: Public) -> set[str]:
-    """List the names in a docstring, and in the docstrings that it refers to."""
+    """List the argument names in a docstring and in docstrings that it refers to."""
     doc = doc_of(p)
     names = {span.lstrip("*") for span in SPAN.findall(doc)}
     if dataclasses.is_dataclass(p.value):
@@ -179,7 +179,7 @@ def referred(p: Public, place: re.Match) -> list[Public]:
 
 
 def described_fields(cls: type) -> set[str]:
-    """List fields that are followed by a docstring."""
+    """List the fields of a dataclass that are followed by a docstring."""
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body
     return {
         node.target.id
@@ -204,7 +204,7 @@ def test_every_parameter_is_documented():
 def says_what_is_returned(p: Public) -> bool:
     annotation = inspect.signature(p.value).return_annotation
     if p.owner and isinstance(inspect.getattr_static(p.owner, p.last), property):
-        return annotation is not inspect.Signature.empty  # the docstring says it
+        return annotation is not inspect.Signature.empty  # The docstring suffices.
     if annotation is inspect.Signature.empty:
         return False
     return annotation is None or bool(re.search(r"\bReturns\b", doc_of(p)))
@@ -257,7 +257,7 @@ def test_every_constant_is_described():
 
 
 def test_formulas_do_not_look_like_html():
-    """No formula has `<` before a letter, where HTML would begin a tag."""
+    """No formula in a docstring has `<` before a letter, which would begin a tag."""
     formulas = [f for p in CALLED for f in re.findall(r"\$[^$]+\$", doc_of(p))]
     tags = [f for f in formulas if re.search("<[a-zA-Z/!]", f)]
     assert not tags, tags
@@ -280,13 +280,13 @@ def run_example(name: str, value: Any, names: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", [n for n in ops.__all__ if n[0].islower()])
 def test_examples_run(name):
-    """Every operation has an example, whose output is as shown."""
+    """The docstring of every operation has an example, which prints what it shows."""
     run_example(name, getattr(ops, name), {"ops": ops})
 
 
 @pytest.mark.parametrize("module", MODULES[1:5])
 def test_examples_of_a_module_run(module):
-    """Every function and every class with a constructor has an example that runs."""
+    """Every docstring of a function or class of a module has an example that runs."""
     loaded = importlib.import_module(module)
     names = {name: getattr(loaded, name) for name in names_of(module)}
     for name, value in names.items():

@@ -1,4 +1,4 @@
-"""Test that benchmarks compute the right results; times are not tested."""
+"""Test that benchmarks run, and that they report wrong results."""
 
 import json
 import sys
@@ -19,13 +19,13 @@ TINY = {"batch": 2, "time": 20, "width": 16, "heads": 2, "window": 4, "layers": 
 
 
 def call_once(call):
-    """Call a function once, without a measurement."""
+    """Call a function once, and return None for its time and its memory."""
     call()
     return None, None
 
 
 def test_the_command_prints_every_row_and_writes_all(tmp_path, monkeypatch, capsys):
-    """The command prints aligned rows of all measurements and writes all to a file."""
+    """`fwlab bench` prints aligned rows of all measurements, and writes a file."""
     monkeypatch.setattr(measure, "TURN", 0.0)
     monkeypatch.setattr(operations, "ROUNDS", 1)
     monkeypatch.setattr(operations, "STEPS", 1)
@@ -64,7 +64,7 @@ def test_models_of_all_mixers_are_equally_large():
 
 @pytest.mark.parametrize("name", OPS)
 def test_forms_and_pieces_compute_the_same(name, monkeypatch):
-    """The errors of all forms and pieces are small, and above 0."""
+    """Errors of implementations and of split sequences are small, but not exactly 0."""
     monkeypatch.setattr(torch, "bfloat16", torch.float32)
     monkeypatch.setattr(torch, "float16", torch.float32)
     row = kernels.measure_row(OPS[name], TINY, "efficient", "cpu", call_once)
@@ -76,7 +76,7 @@ def test_forms_and_pieces_compute_the_same(name, monkeypatch):
 @pytest.mark.parametrize("name", ["delta_rule", "aft_conv", "feedback"])
 @pytest.mark.parametrize("at", [0, 1, -1])
 def test_what_is_wrong_shows(name, at, monkeypatch):
-    """A wrong output or gradient, and a number that is not finite, are reported."""
+    """A benchmark reports wrong outputs, wrong gradients and non-finite values."""
 
     def once(side, given):
         found = operations.once(side, given)
@@ -91,7 +91,7 @@ def test_what_is_wrong_shows(name, at, monkeypatch):
 
 
 def test_limits_are_no_failures(monkeypatch):
-    """A case that a kernel refuses by design is neither right nor wrong."""
+    """A case that a kernel does not support is neither right nor wrong."""
 
     def refuse(*_):
         raise Refused("too wide")
@@ -123,7 +123,7 @@ def test_verdict():
 
 
 def test_a_run_on_a_gpu_is_written_row_by_row_and_goes_on(tmp_path, monkeypatch):
-    """A run that was interrupted continues with the rows that are missing."""
+    """A GPU benchmark that was interrupted continues with the missing rows."""
     about = {"name": "x", "slug": "x", "capability": (9, 0)}
     monkeypatch.setattr(kernels, "about_card", lambda: about)
     monkeypatch.setattr(kernels._triton, "why_not", lambda minimum: None)
@@ -150,7 +150,7 @@ def test_a_run_on_a_gpu_is_written_row_by_row_and_goes_on(tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("says", ["there is no GPU", "set this"])
 def test_refusal(tmp_path, monkeypatch, capsys, says):
-    """A refusal has exit code 2 and one sentence, and writes no file."""
+    """Without a GPU, `fwlab bench --gpu` exits with code 2 and writes no file."""
     monkeypatch.chdir(tmp_path)
     if says == "set this":
         monkeypatch.setattr(kernels._triton, "why_not", lambda minimum: says)

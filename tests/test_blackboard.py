@@ -17,7 +17,7 @@ from fwlab.exercises.blackboard import compiled
 FIGURES = Path(__file__).resolve().parents[1] / "docs" / "figures"
 BLACKBOARD = FIGURES / "blackboard.js"
 RULES = json.loads((FIGURES / "rules.json").read_text("utf-8"))
-#: Widths of keys and values.
+#: The widths of values and keys.
 VALUE, KEY = 4, 5
 RUN = """
 import { readFileSync } from "node:fs";
@@ -39,7 +39,7 @@ console.log(JSON.stringify(JSON.parse(readFileSync(0)).map(after)));
 
 
 def in_page(cases):
-    """Run texts as the page does; return W after all tokens, or an error."""
+    """Run rules in JavaScript; return the final W, or an error, of each rule."""
     command = [*program("node"), "--input-type=module", "-e", RUN, BLACKBOARD.as_uri()]
     sent = json.dumps([*cases], default=torch.Tensor.tolist)
     return json.loads(subprocess.check_output(command, input=sent, text=True))
@@ -53,7 +53,7 @@ def in_torch(text, W, tokens):
 
 
 def worst(cases):
-    """Return the largest difference, relative to at least 1, or infinity on errors."""
+    """Return the largest difference of JavaScript and PyTorch, or inf on errors."""
     off = [0.0]
     for case, found in zip(cases, in_page(cases), strict=True):
         if isinstance(found, str) or None in found:
@@ -65,7 +65,7 @@ def worst(cases):
 
 
 def drawn(seed):
-    """Draw an empty memory, and the arguments of a step at every token."""
+    """Return an empty memory W, and random arguments of a step for each of 7 tokens."""
     torch.manual_seed(seed)
     tokens = [
         {"n": torch.tensor(n + 1.0), "write": torch.rand(VALUE)} for n in range(7)
@@ -80,7 +80,7 @@ def drawn(seed):
 
 
 def in_fwlab(operation, tokens, fades):
-    """Run the operation of fwlab that belongs to a text."""
+    """Return the final W of fwlab's operation for a rule of the editor."""
     given = {name: torch.stack([x[name] for x in tokens]) for name in tokens[0]}
     k, beta, alphas = given["k"], given["beta"], given["alphas"]
     given |= {"ask": given["c"], "q": k, "log_decay": given["alpha"].log()}
@@ -96,7 +96,7 @@ def in_fwlab(operation, tokens, fades):
     f = ops.TABLE[operation]
     options = {"normalize": False} if f.rule.normalized_loop else {}
     for name in set(f.rule.tensors.names) - (set() if fades else {"log_decay"}):
-        # Batch size 1, one head.
+        # Add batch and head dimensions of size 1.
         options[name] = given[name][None].unsqueeze(3 if name in steps else 2)
     return f(**options, return_state=True, implementation="naive")[1][0, 0]
 
@@ -109,7 +109,7 @@ def test_ten_rules_are_those_of_fwlab():
         assert torch.allclose(in_torch(rule["text"], *drawn(7)), W, atol=1e-12)
 
 
-#: Expressions that may replace a name, A; B is any other name.
+#: Expressions that may replace a name A in a rule; B is another name.
 PLACES = """
 A - B - A;-A ** 2;A / 2 / (1 + B ** 2);2 ** -1 * A;abs(A) ** 2 ** 0.5;A * B;B - A * A;
 exp(-A ** 2);sqrt(abs(A));log(1 + abs(A));relu(A);tanh(A);sigmoid(A);sign(A) * B;
@@ -133,19 +133,19 @@ def variant(choose):
 
 
 def depends(text, W, tokens):
-    """Return True if W depends on all inputs, by gradients, and stays finite."""
+    """Return True if the gradients of W for all inputs are finite and not 0."""
     inputs = [W, tokens[-1]["k"], tokens[-1]["v"], tokens[-1]["beta"]]
     inputs = [x.requires_grad_() for x in inputs]
     try:
         end = in_torch(text, W, tokens)
         sizes = [d.abs().max() for d in torch.autograd.grad(end.sum(), inputs)]
-    except (RuntimeError, TypeError):  # wrong shapes, or W depends on no input
+    except (RuntimeError, TypeError):  # Shapes do not fit, or W is constant.
         return False
     return end.shape == W.shape and all(1e-6 < x < math.inf for x in sizes)
 
 
 def test_a_hundred_random_rules():
-    """The page and PyTorch agree on a hundred random rules that use all inputs."""
+    """JavaScript and PyTorch agree on a hundred random rules that use all inputs."""
     choose, found = random.Random(0), {}
     while len(found) < 100:
         case = variant(choose), *drawn(len(found))

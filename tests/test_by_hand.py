@@ -1,4 +1,4 @@
-"""Compare every operation and feature map with numbers computed by hand, in fractions.
+"""Compare every operation and feature map with fractions that were computed by hand.
 
 The fuzzer compares all forms with loops by people who know fwlab, and would not find
 an error in both. No number here was computed by a program.
@@ -31,65 +31,65 @@ def forms(op: str) -> list[str]:
 FORMS = ("naive", "chunked", "efficient")
 both = pytest.mark.parametrize("implementation", ["naive", "efficient"])
 
-#: One step from W = (1, 2), and z = (2, 1) with a normaliser, queried with (1, 1): the
-#: arguments after q, W after the step, and the output.
+#: One step from W = (1, 2), and z = (2, 1) with a normaliser, for the query (1, 1).
+#: Each entry has the other arguments, W after the step, and the output.
 STEPS = {
-    # (1, 2) is halved in channel 1, quartered in 2; 2 * (1, 2) is added (Eqs. 17, 25).
+    # W decays to (1/2, 1/2), and 2 (1, 2) is added (Eqs. 17, 25).
     "sum": (
         {"k": (1, 2), "v": [2], "log_decay": (log(1 / 2), log(1 / 4))},
         (2.5, 4.5),
         7,
     ),
-    # (4, 2) over z = (3, 1) (Eqs. 18, 19).
+    # W = (4, 2) and z = (3, 1) give the output 6 / 4 (Eqs. 18, 19).
     "sum normalized": ({"k": (1, 0), "v": [3]}, (4, 2), 3 / 2),
-    # Half of (1, 2), plus half of 4 (1, 1); z = (3/2, 1) (Eq. 52).
+    # W is half of (1, 2) plus half of 4 (1, 1), and z is (3/2, 1) (Eq. 52).
     "gated": ({"k": (1, 1), "v": [4], "beta": 1 / 2}, (2.5, 3), 5.5),
     "gated normalized": ({"k": (1, 1), "v": [4], "beta": 1 / 2}, (2.5, 3), 11 / 5),
-    # 3 is retrieved; half of 7 - 3 is written (Eqs. 20, 24).
+    # The key retrieves 3, and half of 7 - 3 is written (Eqs. 20, 24).
     "delta": ({"k": (1, 1), "v": [7], "beta": 1 / 2}, (3, 4), 7),
-    # 3/3 is retrieved; half of 7 - 1 is written, z = (3, 2) (Eqs. 26 to 28).
+    # The key retrieves 3/3, half of 7 - 1 is written, and z is (3, 2) (Eqs. 26 to 28).
     "delta normalized": ({"k": (1, 1), "v": [7], "beta": 1 / 2}, (4, 5), 9 / 5),
-    # (1/2, 1) retrieves 3/2; half of 5/2 - 3/2 is written.
+    # The key retrieves 3/2 from (1/2, 1), and half of 5/2 - 3/2 is written.
     "gated_delta": (
         {"k": (1, 1), "v": [2.5], "beta": 1 / 2, "log_decay": log(1 / 2)},
         (1, 1.5),
         5 / 2,
     ),
-    # A decay cancels in 3/3; half of 5 - 1 is written, z = (1, 1/2) + (1, 1).
+    # The decay cancels in 3/3, half of 5 - 1 is written, and z is (1, 1/2) + (1, 1).
     "gated_delta normalized": (
         {"k": (1, 1), "v": [5], "beta": 1 / 2, "log_decay": log(1 / 2)},
         (2.5, 3),
         11 / 7,
     ),
-    # (1/2, 2): the first channel moves halfway from 1/2 to 1.
+    # W decays to (1/2, 2), and its first channel moves halfway from 1/2 to 1.
     "kimi_delta": (
         {"k": (1, 0), "v": [1], "beta": 1 / 2, "log_decay": (log(1 / 2), 0)},
         (0.75, 2),
         11 / 4,
     ),
-    # |k|^2 = 4, so a fifth of 7 - 2 is written.
+    # A fifth of 7 - 2 is written, because |k|^2 is 4.
     "implicit_delta": ({"k": (2, 0), "v": [7], "beta": 1}, (3, 2), 5),
-    # A third of 1/2 + 1 is retrieved; half of 5/2 - 1/2 is written.
+    # The key retrieves a third of 1/2 + 1, and half of 5/2 - 1/2 is written.
     "comba": (
         {"k": (1, 1), "v": [2.5], "beta": 1 / 2, "log_decay": log(1 / 2), "ask": 1 / 3},
         (1.5, 2),
         3.5,
     ),
-    # From (1/2, 2), (2, 1/2) retrieves 2; half of 6, less that, is written.
+    # W decays to (1/2, 2), the key (2, 1/2) retrieves 2, and 6/2 - 2 is written.
     "gated_delta_rule_2": (
         {"k": (2, 1), "v": [6], "erase": (1, 1 / 2), "write": [1 / 2]}
         | {"log_decay": (log(1 / 2), 0)},
         (2.5, 3),
         5.5,
     ),
-    # (1/2, 1), then 1 under (1, 0), then half of 9/2 - 5/2 under (1, 1).
+    # W decays to (1/2, 1); 1 is written at (1, 0), and half of 9/2 - 5/2 at (1, 1).
     "delta_product": (
         {"k": [(1, 0), (1, 1)], "v": [[1.5], [4.5]], "beta": [1, 1 / 2]}
         | {"log_decay": log(1 / 2)},
         (2.5, 2),
         4.5,
     ),
-    # (1/2, 0) keeps half of channel 1; 1 - 2 goes to (1, 2); then 3 (1, 1).
+    # W decays to (1/2, 0); (1 - 2) (1, 2) and 3 (1, 1) are added.
     "rwkv7": (
         {"k": (1, 1), "v": [3], "a": (1, -1), "b": (1, 2)}
         | {"log_decay": (log(1 / 2), -inf)},
@@ -139,7 +139,7 @@ def test_one_step_by_hand(rule, implementation):
 
 @pytest.mark.parametrize("implementation", FORMS)
 def test_appendix_a(implementation):
-    """A delta step removes and writes (Eq. 23), and mixes columns as in Eq. 51."""
+    """A delta step agrees with Eq. 23, and for beta = 1 with Eq. 51."""
     k, W = double([3, 0, 1]) / 4, double([[1, 2, 3], [-1, 0, 2]])
     v, beta = double([2, -3]), 0.25
     v_bar = W @ k
@@ -163,7 +163,7 @@ def test_appendix_a(implementation):
 @pytest.mark.parametrize("op", ["gated_rule", "delta_rule"])
 @pytest.mark.parametrize("implementation", FORMS)
 def test_appendix_b(op, implementation):
-    """The delta rule keeps the value of an orthogonal key, the gated rule 1 - beta."""
+    """The delta rule keeps values of orthogonal keys; the gated rule scales them."""
     keys = double([[1, 0, 0], [0, 1, 0]])
     v1, v2, v3 = double([[1, 2, 3], [4, 5, 6], [8, 5, 2]])
     W = torch.outer(v1, keys[0]) + torch.outer(v2, keys[1])
@@ -181,7 +181,7 @@ def test_appendix_b(op, implementation):
 
 @both
 def test_fwp(implementation):
-    """The default activation is tanh: W = tanh(W + 1) at each step (Eqs. 2, 3)."""
+    """With the default activation, each step computes W = tanh(W + 1) (Eqs. 2, 3)."""
     one = torch.ones(1, 3, 1, 1, dtype=torch.float64)
     w, wanted = 0.0, []
     for _ in range(3):
@@ -194,9 +194,9 @@ def test_fwp(implementation):
 
 @both
 def test_softmax_attention(implementation):
-    """Keys with weights 1, 3 and 4 (Eq. 7) give the weighted mean of 8, 4 and -2."""
+    """Outputs are means of 8, 4 and -2 with weights 1, 3 and 4 (Eq. 7)."""
     q, k = torch.zeros(2, 1, 3, 1, 4, dtype=torch.float64)
-    q[..., 0], k[0, :, 0, 0] = 2, double([1, 3, 4]).log()  # over the root of 4
+    q[..., 0], k[0, :, 0, 0] = 2, double([1, 3, 4]).log()  # q / sqrt(4) is 1.
     v = double([8, 4, -2]).view(1, 3, 1, 1)
     y = ops.softmax_attention(q, k, v, implementation=implementation)
     same(y.flatten(), [8, 20 / 4, 12 / 8])
@@ -210,7 +210,7 @@ def test_feedback_attention():
     P = double([[1, 0, 0, 0], [0, 2, 0, 0], [0, 0, 1, 1], [0, 0, 0, 3]])
     found = ops.feedback_attention(q, k, v, P)[0, 0]
 
-    def wave(n):  # q . P s: 10^(-4 i / n), i = 1, n = 2
+    def wave(n):  # This is q . P s with the frequencies 1 and 1/100.
         return (
             math.sin(n) + 2 * (math.cos(n) + math.cos(n / 100)) - 3 * math.cos(n / 100)
         )
@@ -223,7 +223,7 @@ def test_feedback_attention():
 
 @both
 def test_feedback(implementation):
-    """One layer of width 2 runs for two steps (Eqs. f1, f2, f6, f7).
+    """Two steps of one layer of width 2 have known outputs (Eqs. f1, f2, f6, f7).
 
     The second step attends to one memory, which has weight 1 for any key.
     """
@@ -244,7 +244,7 @@ def test_feedback(implementation):
 
     def layer(x, z):
         a, b = x[0] + 2 * z[0] - z[1], x[1] + z[0] + z[1]
-        half = (a - b) / 2  # the distance of either number from their mean
+        half = (a - b) / 2  # This is the distance of a and b from their mean.
         u = half / math.sqrt(half**2 + 1e-5)
         h = u * (1 + math.erf(u / math.sqrt(2))) / 2
         return a + h, b - 2 * h
@@ -259,9 +259,9 @@ def test_feedback(implementation):
 
 # --- AFT ---------------------------------------------------------------
 #
-# A key of log n has weight n, so every mean is a fraction. Three steps have weights 1,
-# 2 and 3, and values 6, 12 and 30; their gates are one half, one half and three
-# quarters, since the sigmoid of log n is n / (n + 1).
+# A key of log n has weight n, so every mean is a fraction.
+# Three steps have the weights 1, 2 and 3, and the values 6, 12 and 30.
+# Their gates are 1/2, 1/2 and 3/4, since the sigmoid of log n is n / (n + 1).
 
 Q, K = double([0, 0, log(3)]).view(1, 3, 1), double([1, 2, 3]).log().view(1, 3, 1)
 V = double([6, 12, 30]).view(1, 3, 1)
@@ -270,11 +270,11 @@ V = double([6, 12, 30]).view(1, 3, 1)
 @both
 def test_aft_simple(implementation):
     how = {"implementation": implementation}
-    # Means: 6; (6 + 24) / 3 = 10; (6 + 24 + 90) / 6 = 20.
+    # The means are 6, (6 + 24) / 3 = 10 and (6 + 24 + 90) / 6 = 20.
     y, state = ops.aft_simple(Q, K, V, return_state=True, **how)
     same(y.flatten(), [3, 5, 15])
     same(torch.cat(state).flatten(), [log(6), 20])
-    # Without the middle step: 6; -; (6 + 90) / 4 = 24. Not causal: 24.
+    # Without the middle step, the means are 6 and (6 + 90) / 4 = 24; not causal, 24.
     keep = torch.tensor([[True, False, True]])
     same(ops.aft_simple(Q, K, V, key_mask=keep, **how).flatten(), [3, 0, 18])
     y = ops.aft_simple(Q, K, V, key_mask=keep, causal=False, **how)
@@ -283,32 +283,32 @@ def test_aft_simple(implementation):
 
 @both
 def test_aft_full(implementation):
-    # Weights of pairs: the key times the entry of its row. Row 1: 2 and 6,
-    # (12 + 72) / 8 = 21/2. Row 2: 6, 12 and 6, (36 + 144 + 180) / 24 = 15.
+    # Weights multiply key and bias. Row 1 has 2 and 6 and (12 + 72) / 8 = 21/2.
+    # Row 2 has the weights 6, 12 and 6 and the mean (36 + 144 + 180) / 24 = 15.
     how, bias = (
         {"implementation": implementation},
         double([[5, 7, 7], [2, 3, 7], [6, 6, 2]]).log(),
     )
     same(ops.aft_full(Q, K, V, bias, **how).flatten(), [3, 21 / 4, 45 / 4])
-    # Not causal, row 0: 5, 14 and 21, (30 + 168 + 630) / 40; row 1: 2, 6 and 21.
+    # If not causal, row 0 has weights 5, 14 and 21, and row 1 has 2, 6 and 21.
     y = ops.aft_full(Q, K, V, bias, causal=False, **how)
     same(y.flatten(), [207 / 20, 357 / 29, 45 / 4])
 
 
 @both
 def test_aft_local_and_conv(implementation):
-    # The step itself has weight 2, the previous one 3, older ones 1. Row 1: 3
-    # and 4, (18 + 48) / 7. Row 2: 1, 6 and 6, (6 + 72 + 180) / 13 = 258/13.
+    # The bias is 2 for a step itself, 3 for the step before it, and 1 for older steps.
+    # The mean of row 1 is (18 + 48) / 7, and of row 2 (6 + 72 + 180) / 13.
     how, band = {"implementation": implementation}, double([[2, 3]] * 3).log()
     y, state = ops.aft_local(Q, K, V, band, return_state=True, **how)
     same(y.flatten(), [3, 33 / 7, 387 / 26])
-    # Older than the next window: steps 0 and 1, with mean 10.
+    # Steps 0 and 1, which have the mean 10, are older than the next window.
     same(torch.cat([state.log_sum, state.mean]).flatten(), [log(3), 10])
-    # Not causal, the next step has weight 5: (12 + 120 + 90) / 15, 516 / 22.
+    # If not causal, the next step has the bias 5: (12 + 120 + 90) / 15, 516 / 22.
     y = ops.aft_local(Q, K, V, double([[2, 3, 5]] * 3).log(), causal=False, **how)
     same(y.flatten(), [37 / 5, 129 / 11, 387 / 26])
-    # A second head of doubled values: the step has weight 1, the previous one 4: 12;
-    # (48 + 48) / 6; 1, 8 and 3, (12 + 192 + 180) / 12.
+    # The second head has doubled values and the biases 1 and 4.
+    # Its means are 12, (48 + 48) / 6 and (12 + 192 + 180) / 12.
     q, k, v = (torch.stack(x, 2) for x in ((Q, Q), (K, K), (V, 2 * V)))
     y = ops.aft_conv(q, k, v, double([[2, 3], [1, 4]]).log(), **how)
     same(y[0, ..., 0].T, [[3, 33 / 7, 387 / 26], [6, 8, 24]])
@@ -316,17 +316,16 @@ def test_aft_local_and_conv(implementation):
 
 @both
 def test_aft_image(implementation):
-    """Three by three pixels with keys of 0 and values 1 to 9 have known outputs."""
+    """AFT-conv has known outputs for 3 by 3 pixels with keys of 0 and values 1 to 9."""
     zeros = torch.zeros(1, 3, 3, 1, 1, dtype=torch.float64)
     v = torch.arange(1, 10).double().view(1, 3, 3, 1, 1)
-    # Weight 2 for the pixel to the left, 3 for the pixel below, 4 for the pixel
-    # above and to the right; 5 for the pixel itself.
+    # Weights are 2 to the left, 3 below, 4 above on the right, and 5 for the pixel.
     kernel = double([[[1, 1, 4], [2, 5, 1], [1, 3, 1]]]).log()
     y = ops.aft_conv2d(zeros, zeros, v, kernel, implementation=implementation)
-    # The sum of all values is 45, of all weights 9. Pixel 5, in the middle: 45 + 4 * 5
-    # + 4 + 2 * 8 + 3 * 3 = 94 over 9 + 4 + 1 + 2 + 3 = 19. Pixel 1: itself and 4 below:
-    # 45 + 4 + 2 * 4 = 57 over 15. Pixel 3: itself, 2 and 6: 45 + 12 + 2 + 12 = 71 over
-    # 16.
+    # The sum of all values is 45, and the sum of all weights is 9.
+    # Pixel 5 has the mean (45 + 4 * 5 + 4 + 2 * 8 + 3 * 3) / (9 + 4 + 1 + 2 + 3).
+    # Pixel 1, with pixel 4 below, has the mean (45 + 4 + 2 * 4) / 15.
+    # Pixel 3, with the pixels 2 and 6, has the mean (45 + 12 + 2 + 12) / 16.
     same(y.flatten()[[0, 2, 4]], [57 / 30, 71 / 32, 94 / 38])
 
 
@@ -334,7 +333,7 @@ def test_aft_image(implementation):
 
 
 def test_normalize():
-    """Normalisations divide each row by its sum or norm (Eq. 29), also below 0."""
+    """Normalisations divide each row by its sum (Eq. 29) or norm; 0/0 is 0."""
     x = double([[1, 3, 0], [-5, 1, 0], [0, 0, 0], [1, -1, 0]])
     wanted = [[1 / 4, 3 / 4, 0], [5 / 4, -1 / 4, 0], [0, 0, 0], [0, 0, 0]]
     same(sum_normalize(x), double(wanted))
@@ -343,7 +342,7 @@ def test_normalize():
 
 
 def test_dpfp():
-    """DPFP is right (Eq. 37). r is (1, 2, 0, 0, 0, 3), then (0, 0, 3, 1, 2, 0)."""
+    """DPFP multiplies r = (1, 2, 0, 0, 0, 3) by its rotated copies (Eq. 37)."""
     x = double([[1, 2, -3], [-1, -2, 3]])
     one = double([[2, 0, 0, 0, 0, 3], [0, 0, 3, 2, 0, 0]])
     two = double([[0, 0, 0, 0, 0, 6], [0, 0, 6, 0, 0, 0]])

@@ -1,4 +1,4 @@
-"""Test `check`, `show` and `hint` on any function that somebody writes."""
+"""Test the messages of `check`, `show` and `hint` for arbitrary functions."""
 
 import contextlib
 import functools
@@ -40,18 +40,18 @@ def delta_step_of_one_memory(W, k, v, beta):
 
 
 def gradient_step_too_far(W, k, v, beta):
-    error = v - held(W, k)  # with the other sign than the solution
+    error = v - held(W, k)  # In the solution, the sign differs.
     return W + beta[..., None, None] * outer(2 * error, k) * 1.1
 
 
 def two_mistakes(W, k, v, beta):
-    """Answer with two mistakes, of which the first property shows one."""
+    """Return a delta step with two mistakes, of which the first property shows one."""
     old = held(W, k)
     return W + outer(beta[..., None] ** 2 * (v - old), k / k.norm())
 
 
 def close(W, k, v, beta):
-    """Remove half of the retrieved value, which is no misconception."""
+    """Return a delta step that removes only half of the retrieved value."""
     old = held(W, k) / 2
     return W + outer(beta[..., None] * (v - old), k)
 
@@ -76,7 +76,7 @@ no_gradient = torch.no_grad()(EXERCISES["delta_step"].reference)
         ),
         ("cheap_mask", lambda steps: torch.ones(steps, steps), "bool, got float32", ""),
         ("write", lambda W, k, v: (W + outer(v, k)) * (1 + 1e-7), "✗", "float32"),
-        # The smallest numbers that show a mistake without a name.
+        # If a mistake is no known misconception, the message has a small example.
         (
             *("delta_step", close),
             "With W = 1, k = 0.5, v = 0, beta = 0.5 yours is 0.9375; right is 0.875. "
@@ -87,22 +87,22 @@ no_gradient = torch.no_grad()(EXERCISES["delta_step"].reference)
         # The numbers are right, but another property fails.
         ("delta_step", no_gradient, "✗", "yours is"),
         ("chunked_sum", lambda q, k, v, n: (q @ k.mT).tril() @ v, "✗", "yours is"),
-        # There is nothing to compute by hand.
+        # This exercise has no small example.
         ("ablate", lambda m, tokens, loss: torch.zeros(len(m.blocks)), "✗", "yours is"),
         # Only the weights of attention are compared, so no part of the result is named.
         (
             *("favor", lambda q, k, R: (3 * favor(q, k, R)[0], favor(q, k, R)[1] ** 2)),
             *("numbers differ", "yours is"),
         ),
-        # A right line with another variable name is not reported.
+        # A right variable is not reported, although its sign differs.
         ("gradient_step", gradient_step_too_far, "yours is", "There error"),
-        # A misconception that raises in another case; two mistakes, named one by one.
+        # A misconception is named even if the answer raises, or has another mistake.
         (
             *("delta_step", delta_step_of_one_memory),
             *("the sum rule: what the key held is not removed", ""),
         ),
         ("delta_step", two_mistakes, "multiplies by beta twice", ""),
-        # With S = 4, the mistake gives the number of a misconception.
+        # With S = 4, this mistake has the same result as a misconception.
         ("predict_error", lambda S, d: (S - 1) // d, "✗", "what the best keys lose"),
     ],
 )
@@ -202,7 +202,7 @@ def test_work_is_counted_without_the_compiler():
     with Work() as work:
         torch.ones(2, 3) @ torch.ones(3, 4)
     assert (work.operators, work.products, work.largest) == (3, 42, 12)
-    # PyTorch would wrap the method in one that loads the compiler in over a second.
+    # A method wrapped by PyTorch would load the compiler, which takes a second.
     assert Work.__torch_dispatch__.__code__.co_filename == properties.__file__
 
 
@@ -233,7 +233,7 @@ def test_show(capsys):
         figure = show(exercise.reference, name)
         titles = {ax.get_title() for ax in figure.axes}
         assert titles == {"yours", "target", "difference"}
-    for name in ("write", "favor"):  # the complete result or a part of it counts
+    for name in ("write", "favor"):  # These compare all or a part of a result.
         assert show(lambda *inputs: None, name) is None
         assert show(lambda *inputs: torch.zeros(7, 7), name) is None
         assert show(lambda *inputs: 1 / 0, name) is None
@@ -308,7 +308,7 @@ def test_what_a_wrong_answer_prints_is_shown_once(capsys):
     printed = capsys.readouterr().out
     assert (
         "yours is" in printed and printed.count("here I am") == 4
-    )  # two properties call it
+    )  # Two properties call the answer.
 
 
 def test_a_slow_answer_is_not_called_often():
@@ -327,7 +327,7 @@ NOISY = ["mean_of", "stream_mean", "mended_kernel", "favor", "delta_step"]
 
 @pytest.mark.parametrize("name", NOISY)
 def test_noise_has_no_name(name):
-    """Random mistakes get no name, not even of a misconception that returns NaN."""
+    """Noise is not reported as a misconception, not even as one that returns NaN."""
     right = EXERCISES[name].reference
 
     def noisy(*given):
@@ -341,7 +341,7 @@ def test_noise_has_no_name(name):
 
 
 def test_no_line_is_lost_to_recognition(monkeypatch):
-    """Output that is printed while `check` looks for a misconception is not lost."""
+    """Standard output is not redirected while `check` looks for a misconception."""
 
     def recognise(*_):
         time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""Test that `models.load` gives the model of a published checkpoint.
+"""Test that `models.load` loads published checkpoints of other libraries.
 
 Models of transformers are tiny and random, and saved by transformers. They compute
 parts in float32; for float64 the module's own source is executed once more, with
@@ -27,7 +27,7 @@ from fwlab.feature_maps import Identity
 from fwlab.layers import FastWeightAttention
 from fwlab.models import LanguageModel, families, load
 
-#: Models that load, and two forms of each model.
+#: Model families that load, each in two variants.
 CASES = ("qwen3_5", "qwen3_5-sees", "olmo_hybrid", "olmo_hybrid-bare")
 SHARDED = {"qwen3_5-sees", "olmo_hybrid"}
 cases = pytest.mark.parametrize("case", CASES)
@@ -35,7 +35,7 @@ cases = pytest.mark.parametrize("case", CASES)
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Make a random model of transformers for a case, and save it in a folder."""
+    """Return a function that makes and saves a random transformers model."""
 
     @cache
     def make(case):
@@ -55,7 +55,7 @@ def prompt(batch=2, time=23):
 
 
 def in_double(module):
-    """Load a module of transformers with float64 in place of float32."""
+    """Execute the source of a transformers module with float64 in place of float32."""
     source = inspect.getsource(module).replace(".float()", ".double()")
     source = source.replace("torch.float32", "torch.float64")
     source = source.replace("torch.float)", "torch.float64)")
@@ -77,7 +77,7 @@ def test_logits(made, case):
 
 @pytest.mark.parametrize("case", sorted({*CASES} - {"qwen3_5-sees"}))
 def test_logits_and_all_gradients_in_double(made, case, tmp_path):
-    """In float64, logits and the gradients of all weights are those of transformers."""
+    """In float64, logits and gradients of all weights agree with transformers."""
     (single, folder), dtype = made(case), torch.float64
     twin = in_double(sys.modules[type(single).__module__])
     theirs = getattr(twin, type(single).__name__)(single.config).double().eval()
@@ -97,13 +97,13 @@ def test_logits_and_all_gradients_in_double(made, case, tmp_path):
     theirs.save_pretrained(tmp_path, state_dict=gradients)
     wanted = dict(load(tmp_path, dtype).named_parameters())
     for name, weight in ours.named_parameters():
-        # Norms that multiply by 1 + weight have that 1 in place of their gradient.
+        # Loading adds 1 to the weights of norms that multiply by 1 + weight.
         one = int("qwen" in case and "norm" in name and "out_norm" not in name)
         assert error(weight.grad, wanted[name] - one) < 1e-9, name
 
 
 def test_the_layer_of_kimi_linear():
-    """The layer has the output and all gradients of Kimi Linear's, with its weights."""
+    """With equal weights, output and gradients agree with the layer of Kimi Linear."""
     from transformers.models.kimi_linear import KimiLinearConfig, modeling_kimi_linear
 
     sizes = {"hidden_size": 32, "linear_num_heads": 2, "linear_head_dim": 8}
@@ -151,12 +151,12 @@ def test_the_layer_of_kimi_linear():
 @cases
 @torch.no_grad()
 def test_greedy_text(made, case):
-    """Greedy text is that of transformers: at once, in pieces, in a padded batch."""
+    """Greedy text agrees with transformers in one call, in steps, and padded."""
     theirs, folder = made(case)
     ours, text = load(folder), prompt(1)
     wanted = theirs.generate(text, max_new_tokens=64, do_sample=False)
     assert torch.equal(ours.generate(text, 64, temperature=0), wanted)
-    assert len(set(wanted[0, 23:].tolist())) > 3  # the text is no trivial loop
+    assert len(set(wanted[0, 23:].tolist())) > 3  # The text is not one repeated token.
 
     _, state = ours.prefill(text[:, :5])
     logits, state = ours.prefill(text[:, 5:], state, last=True)
@@ -173,7 +173,7 @@ def test_greedy_text(made, case):
 
 
 def fla_weights(config):
-    """Draw tensors with the names of flash-linear-attention."""
+    """Draw random weights of a model, with the names of flash-linear-attention."""
     generator = torch.Generator().manual_seed(0)
     width, heads, weights = config["hidden_size"], config["num_heads"], {}
 
@@ -207,7 +207,7 @@ def fla_weights(config):
             add(f"{at}attn.a_proj.weight", heads, width)
             add(f"{at}attn.A_log", heads)
             add(f"{at}attn.dt_bias", heads)
-            add(f"{at}attn.D", heads)  # in old checkpoints, never used
+            add(f"{at}attn.D", heads)  # Old checkpoints have an unused D.
     add("model.norm.weight", width, mean=1)
     add("lm_head.weight", VOCABULARY, width)
     return weights
@@ -218,7 +218,7 @@ def rms(x, weight, eps):
 
 
 def fla_logits(w, config, tokens):
-    """Compute logits of a flash-linear-attention model, in plain functions."""
+    """Compute the logits of a flash-linear-attention model with plain functions."""
     eps, x = config["norm_eps"], w["model.embeddings.weight"][tokens]
     for i in range(config["num_hidden_layers"]):
         layer = {
@@ -257,7 +257,7 @@ def fla_rule(w, config, x):
 
 
 def fla_attention(w, config, x):
-    """Attend with grouped queries and RoPE on all channels of a head."""
+    """Compute softmax attention with grouped queries, and RoPE on all channels."""
     heads, time = config["attn"]["num_heads"], x.shape[1]
     width = x.shape[-1] // heads
     q, k, v = (
@@ -306,7 +306,7 @@ def saved(folder, config, weights):
 @pytest.mark.parametrize("case", FLA_CASES)
 @torch.no_grad()
 def test_models_of_flash_linear_attention(tmp_path, case):
-    """Logits are those of flash-linear-attention, and so is every greedy token."""
+    """Logits and greedy tokens agree with a model of flash-linear-attention."""
     config = FLA_CASES[case]
     weights = fla_weights(config)
     ours = load(saved(tmp_path, config, weights), torch.float64)
@@ -324,7 +324,7 @@ def test_models_of_flash_linear_attention(tmp_path, case):
 
 
 def test_weights_stay_in_the_file(made):
-    """Weights are views of the file: three matrices of one tensor share its memory."""
+    """Loaded weights are views, so projections that the file merges share memory."""
     _, folder = made("qwen3_5")
     mixer = load(folder).blocks[0].mixer
     first = mixer.to_q.weight.untyped_storage().data_ptr()
@@ -334,7 +334,7 @@ def test_weights_stay_in_the_file(made):
 
 @torch.no_grad()
 def test_dtypes(made, tmp_path):
-    """A model has the dtype of its file, or another one on request."""
+    """A loaded model has the dtype of its file, or the dtype that is requested."""
     theirs, folder = made("qwen3_5")
     half = load(folder, torch.bfloat16)
     assert {weight.dtype for weight in half.parameters()} == {torch.bfloat16}
@@ -355,7 +355,7 @@ NORM = "model.layers.0.input_layernorm.weight"
 
 
 def changed(**values):
-    """Return a function that changes config.json."""
+    """Return a function that sets values in the config.json of a folder."""
 
     def change(folder):
         path = folder / "config.json"
@@ -369,7 +369,7 @@ def first_shard(folder):
 
 
 def norm_changed(change, name=NORM):
-    """Return a function that changes a tensor, or its name."""
+    """Return a function that changes or renames the tensor `NORM` in a folder."""
 
     def apply(folder):
         for path in folder.glob("*.safetensors"):
@@ -388,7 +388,7 @@ def written(name, text):
     return lambda folder: (folder / name).write_text(text)
 
 
-#: Changes of a folder, and the error about config.json, a shard or the index.
+#: Changes of a model folder, and the message of the error that `load` raises.
 BAD = [
     (lambda folder: (folder / "config.json").unlink(), "config.json, got no such file"),
     (written("config.json", "{"), "config.json is damaged: no JSON"),
@@ -460,7 +460,7 @@ def test_generate(spoken):
     assert out.split() == [f"w{i}" for i in drawn]
     code, out, _ = fwlab(*command, "--dtype", "bfloat16", "--temperature", "0")
     assert code == 0 and len(out.split()) == 17
-    # The id of a token that ends a text.
+    # Generation stops at a token that ends a text.
     end = int(said[9][1:])
     (spoken / "generation_config.json").write_text(json.dumps({"eos_token_id": [end]}))
     code, out, _ = fwlab(*command, "--temperature", "0")
@@ -490,7 +490,7 @@ def test_generate_refuses(spoken):
 
 
 def test_the_page_says_what_loads():
-    """The page lists all families that load; families with experts use `hf.patch`."""
+    """docs/published.md lists all families that load; `hf` patches other families."""
     from fwlab import hf
 
     page = (Path(__file__).parents[1] / "docs" / "published.md").read_text("utf-8")

@@ -1,6 +1,6 @@
-"""Test torch.compile, torch.export, tensors without data, and torch.func.
+"""Test torch.compile, torch.export and tensors without data.
 
-The fuzzer compiles calls of operations; this file has operators, layers and models.
+The fuzzer compiles calls of operations; this file tests operators, layers and models.
 """
 
 import subprocess
@@ -20,8 +20,8 @@ from fwlab.models import LanguageModel
 from fwlab.models.language_model import MIXERS
 
 STREAMS = (*RULES, "fwp", *AFT[:-1], "feedback")
-#: Mixers with one of each kind of state.
 SMALL = "batch=2 heads=2 key=4 value=3 window=3 activation=tanh state=1"
+#: Mixers that only `make test-all` compiles; the fast tests have one per kind of state.
 SLOW_MODELS = set(MIXERS) - {"softmax", "delta", "aft-full", "feedback"}
 
 
@@ -31,15 +31,14 @@ def some(names, slow):
 
 
 def compiled(function, **options):
-    # Compilations of earlier tests count towards a limit, above which nothing
-    # is compiled.
+    # Reset the compiler, because compilations of earlier tests count towards a limit.
     torch.compiler.reset()
     options = {"fullgraph": True} | options
     return torch.compile(function, backend="aot_eager", **options)
 
 
 class Calls(TorchDispatchMode):
-    """Record the calls of fwlab's operators."""
+    """Record the calls of fwlab's custom operators."""
 
     def __init__(self):
         super().__init__()
@@ -54,7 +53,7 @@ class Calls(TorchDispatchMode):
 @pytest.mark.parametrize("time", [1, 35])
 @pytest.mark.parametrize("op", [*STREAMS, "aft_conv2d"])
 def test_what_pytorch_is_told(op, time, monkeypatch):
-    """Operators pass PyTorch's checks, and give the results of an eager call."""
+    """Custom operators pass PyTorch's checks, and have the results of an eager call."""
     p = problem(f"op={op} time={min(time, 4 if op == 'aft_conv2d' else time)} {SMALL}")
     p.c["implementation"] = "auto"
     wanted = computed(p)
@@ -77,10 +76,7 @@ def test_what_pytorch_is_told(op, time, monkeypatch):
 
 
 def test_what_no_graph_can_describe():
-    """The graph breaks only where no graph is possible.
-
-    This is at a user-defined function, and at a size that depends on values.
-    """
+    """Graphs break only at user-defined functions and at data-dependent sizes."""
     p = problem(f"op=fwp time=3 {SMALL}")
 
     def own():
@@ -97,12 +93,12 @@ def test_what_no_graph_can_describe():
     got, wanted = compiled(masked, fullgraph=False)(**options), masked(**options)
     agree(parts(got), parts(wanted))
     assert torch.equal(got[1].mask, wanted[1].mask)
-    # Without a new state, no size is unknown.
+    # Without a new state, no size depends on data.
     agree([compiled(masked)(state=got[1])], [masked(state=wanted[1])])
 
 
 def bare(x):
-    """Return the same tensor without data."""
+    """Return a tensor of the same shape and dtype on the device "meta"."""
     return x.detach().to("meta").requires_grad_(x.requires_grad)
 
 
@@ -138,7 +134,7 @@ def model(mixer, max_len=16):
     return made, torch.randint(0, 11, (2, 9))
 
 
-#: Dynamic sizes of exported models.
+#: Dynamic dimensions of the inputs of exported models.
 SIZES = {
     0: torch.export.Dim("batch", max=50),
     1: torch.export.Dim("time", min=2, max=60),
@@ -165,7 +161,7 @@ def test_models_are_exported(mixer, tmp_path):
 
 
 class Pieces(torch.nn.Module):
-    """Run a layer over a masked sequence, then in pieces."""
+    """Call a layer with a mask, its `prefill`, and its `step`, as one module."""
 
     def __init__(self, layer):
         super().__init__()
@@ -219,7 +215,7 @@ def test_a_step_of_a_layer_is_one_graph():
 
 
 def test_modules_may_be_loaded_again():
-    """A notebook may reload the modules, or import them from the beginning."""
+    """The modules of fwlab can be reloaded, or deleted and imported again."""
     code = """
 import importlib, sys, torch, fwlab.ops
 x = torch.zeros(1, 2, 1, 3, device="meta")

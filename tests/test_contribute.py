@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "docs" / "contribute.md").read_text("utf-8")
 SECTION = TEXT.partition("## How to add a rule\n")[2].partition("\n## ")[0]
 BLOCK = re.compile(r'^```(\w+) title="([^"]+)"\n(.*?)^```$', re.M | re.S)
-#: Calls of the new rule by a user.
+#: Code of a user that calls the new rule.
 USE = """
 import torch
 from fwlab import layers, models, ops
@@ -33,10 +33,10 @@ with torch.no_grad():
 
 
 def changed(text: str, diff: str) -> str:
-    """Apply the lines of a diff that begin with "+" to a text.
+    """Insert the lines of a diff that begin with "+" into a text.
 
-    Each is inserted after the line above it, which begins with a space and is in
-    the text, in this order.
+    Each line is inserted after the line above it, which begins with a space. The
+    text has these lines in the same order.
     """
     lines, place = text.splitlines(), 0
     for line in diff.splitlines():

@@ -21,7 +21,7 @@ TEXT = b"To be, or not to be, that is the question.\n" * 40
 
 @contextlib.contextmanager
 def server(body, status=200):
-    """Start a web server on this machine that returns `body` for every request.
+    """Start a local web server that returns `body` for every request.
 
     Like the server of WikiText, it refuses the default user agent of a library.
     """
@@ -46,7 +46,7 @@ def server(body, status=200):
 
 @pytest.fixture
 def small(monkeypatch, tmp_path):
-    """Replace Shakespeare by 40 lines, and the cache by an empty folder."""
+    """Replace the corpus Shakespeare by 40 lines, and its cache by an empty folder."""
     pytest.importorskip("pooch")
     monkeypatch.delenv("FWLAB_DATA", raising=False)
     for name in ("NO_PROXY", "no_proxy"):
@@ -67,7 +67,7 @@ def test_download_is_kept(small):
         cache = small(url)
         assert corpus("shakespeare").encode() == TEXT
     assert [p.name for p in cache.iterdir()] == ["tiny.txt"]
-    assert corpus("shakespeare").encode() == TEXT  # the server is closed
+    assert corpus("shakespeare").encode() == TEXT  # The server is closed.
     assert corpus().encode() == TEXT
 
 
@@ -92,7 +92,7 @@ def test_no_network(small, capsys):
 
 
 def test_wrong_text_is_not_replaced_silently(small):
-    """A file with a wrong hash is an error, unlike a missing network."""
+    """A download with a wrong hash raises an error, unlike a missing network."""
     with server(TEXT * 2) as url:
         small(url)
         refuses(corpus, "SHA-256", CorpusError)
@@ -133,7 +133,7 @@ def test_archive(small, monkeypatch, capsys):
         monkeypatch.setitem(CORPORA, "wikitext-2-train", source)
         assert corpus("wikitext-2-train").encode() == TEXT
     assert capsys.readouterr().err == f"fwlab: downloading {url}/some.zip\n"
-    assert corpus("wikitext-2-train").encode() == TEXT  # the server is closed
+    assert corpus("wikitext-2-train").encode() == TEXT  # The server is closed.
     assert capsys.readouterr().err == ""
     (unpacked,) = (path for path in cache.rglob("*.tokens") if path.is_file())
     unpacked.write_bytes(TEXT[:-1])
@@ -232,7 +232,7 @@ def test_own_file(tmp_path):
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_ends_of_lines_and_byte_order_marks(tmp_path, end):
-    """Any line ends and byte order marks give the same text, wherever it is cut."""
+    """Line ends and byte order marks change neither a text nor its splits."""
     text = "first é\n\n\nsecond\nthird \ufeff\n\n"
     for name in "ab":
         data = text.replace("\n", end).encode("utf-8-sig")

@@ -1,4 +1,4 @@
-"""Test words, documents, files of tokens, and rows packed with documents."""
+"""Test vocabularies of words, documents, token files, and packed rows."""
 
 import hashlib
 import random
@@ -18,7 +18,7 @@ from fwlab.data import (
     token_file,
 )
 
-#: As in WikiText: the third title has a section, and its text a formula.
+#: Articles in the format of WikiText; the third has a section and a formula.
 ARTICLES = [
     " \n = A long title = \n \n one two \n \n three \n \n",
     " = B = \n \n",
@@ -33,7 +33,7 @@ def test_words():
     assert tokens.dtype == torch.int64
     assert tokens.tolist() == [0, 3, 1, 1, 0, 2]
     assert words.decode(tokens) == "the cat\n\nthe <unk>"
-    assert words.encode(" the cat \n").tolist() == [0, 3, 1]  # " " is not a word
+    assert words.encode(" the cat \n").tolist() == [0, 3, 1]  # A space is not a word.
     assert words.encode("").shape == (0,)
     assert words.decode(words.encode("")) == ""
     assert words.encode(words.start).tolist() == [1]
@@ -60,7 +60,7 @@ def test_words_survive(seed):
     text = "".join(draw.choices("ab \n\t\r\x85é", k=draw.randrange(31)))
     words = Words.of([text])
     tokens = words.encode(text)
-    assert (tokens != 1).all()  # no token is unknown
+    assert (tokens != 1).all()  # No token is unknown.
     assert words.encode(words.decode(tokens)).equal(tokens)
     assert tokens.eq(0).sum() == text.count("\n")
 
@@ -70,7 +70,7 @@ TEXT = Text.of_articles("".join(ARTICLES))
 
 @pytest.fixture(params=[1, 7, 1 << 20], ids="{} characters".format)
 def size(request, monkeypatch):
-    """Set the minimum number of characters of a piece."""
+    """Set the minimum number of characters in a piece of a text."""
     monkeypatch.setattr("fwlab.data.texts.PIECE", request.param)
 
 
@@ -87,7 +87,7 @@ def test_documents_and_pieces(size):
 
 @pytest.mark.parametrize("before", [0, 1, 5, 17])
 def test_cut(before):
-    """A text may be cut anywhere, also within a line."""
+    """`Splits.of` can cut a text anywhere, also within a line."""
     documents = ("é" * before, *ARTICLES)
     whole = "".join(documents)
     cut = int(0.9 * len(whole))
@@ -175,7 +175,7 @@ def test_truncated_file(tmp_path):
     tokens, borders = token_file(text, words, path)
     whole = path.read_bytes()
     for wrong in (b"", whole[:20], whole[:-1], whole + b"\0", b"\0" + whole[1:]):
-        path.unlink()  # a mapped file stays readable
+        path.unlink()  # A mapped file remains readable.
         path.write_bytes(wrong)
         made = token_file(text, words, path)
         same(made, tokens, borders)
@@ -202,7 +202,7 @@ def test_empty_documents_have_no_borders():
 
 
 def documents(sizes):
-    """Make tokens that encode their position: document * 100 + index."""
+    """Return tokens of the value 100 * document + index, and document borders."""
     tokens = [100 * d + i for d, size in enumerate(sizes) for i in range(size)]
     return torch.tensor(tokens, dtype=torch.int16), torch.tensor([0, *sizes]).cumsum(0)
 
@@ -227,8 +227,7 @@ def test_every_token_once_per_epoch(case):
         ends = torch.tensor([100 * d + size - 1 for d, size in enumerate(sizes)])
         last = torch.isin(inputs, ends)
         assert targets.equal((inputs + 1).masked_fill(last, -100))
-        # Borders: the first token of each document, the start of each row, and
-        # where padding begins.
+        # Borders are at the starts of documents, of rows and of padding.
         step = torch.arange(rows * length)
         begins = (step % length == 0) | (step == count)
         begins[:count] |= inputs % 100 == 0

@@ -1,4 +1,4 @@
-"""Test that the pages "Inside the package" and "One equation, ten rules" are true."""
+"""Test that "Inside the package" and "One equation, ten rules" agree with the code."""
 
 import re
 from itertools import product
@@ -42,7 +42,7 @@ def test_every_folder_is_drawn():
             assert {path.name for path in folder.glob("*.py")} & usual == files, name
 
 
-#: The rules of the table, by the names of their functions.
+#: The names of the functions in the table of rules.
 ROWS = re.findall(r"^\| \*\*.*?`(\w+)`", RULES, re.M)
 
 

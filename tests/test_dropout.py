@@ -1,4 +1,4 @@
-"""Test dropout: only in training, off by default, the same in all implementations."""
+"""Test that dropout acts only in training, and equally in all implementations."""
 
 from functools import partial
 
@@ -22,7 +22,7 @@ mixers = pytest.mark.parametrize("mixer", MIXERS)
 
 
 def language_model(mixer, dropout=None):
-    """Make a model with `dropout` everywhere; None is the default."""
+    """Return a language model with one dropout rate everywhere; None is the default."""
     options = {} if dropout is None else {"dropout": dropout}
     if mixer in WITH_WEIGHTS and dropout is not None:
         options["attention_dropout"] = dropout
@@ -47,7 +47,7 @@ def seeded(function, *args, seed=1):
 
 @mixers
 def test_off_by_default(mixer):
-    """Without training, no random numbers are drawn and outputs do not change."""
+    """In evaluation mode, dropout draws no random numbers and changes no output."""
     plain, model = language_model(mixer), language_model(mixer, DROPOUT)
     assert plain.training
     assert plain.state_dict().keys() == model.state_dict().keys()
@@ -78,7 +78,7 @@ def test_encoder_decoder(attention):
 
 
 def dropped(model, *inputs):
-    """Record input and output of each `nn.Dropout` in one call, by name."""
+    """Call a model; return inputs and outputs of each `nn.Dropout` by name."""
     calls = {}
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Dropout):
@@ -90,7 +90,7 @@ def dropped(model, *inputs):
 
 
 def assert_dropped(x, y, p=DROPOUT):
-    """Require a share of new zeros within 5 standard deviations."""
+    """Assert that a fraction `p` of entries is zeroed, within 5 standard deviations."""
     x, y = x[x != 0], y[x != 0]
     share = (y == 0).double().mean().item()
     assert share == pytest.approx(p, abs=5 * (p * (1 - p) / y.numel()) ** 0.5)
@@ -127,7 +127,7 @@ def test_where_in_feedback():
 
 
 def outcome(model, x, key_mask, implementation):
-    """Return output and gradients of the blocks of a model."""
+    """Return the output and the gradients of a model's blocks."""
     x = x.clone().requires_grad_()
     torch.manual_seed(1)
     y = x
@@ -143,10 +143,10 @@ def outcome(model, x, key_mask, implementation):
 def test_naive_and_efficient_drop_the_same(mixer):
     model, x = language_model(mixer, DROPOUT), random(2, 20, 8)
     for block in model.blocks:
-        for parameter in block.parameters():  # larger weights make the blocks nonlinear
+        for parameter in block.parameters():  # Large weights make blocks nonlinear.
             torch.nn.init.normal_(parameter, std=0.5)
     key_mask = drawn_mask(2, 20, share=0.7)
-    other = "auto" if mixer == "transformer-xl" else "efficient"  # one implementation
+    other = "auto" if mixer == "transformer-xl" else "efficient"
     for mask in (None, key_mask):
         naive = outcome(model, x, mask, "naive")
         efficient = outcome(model, x, mask, other)
@@ -178,7 +178,7 @@ def test_attention_with_dropout_is_the_same_function(kv_heads, masked):
 
 @pytest.mark.parametrize("implementation", ["naive", "efficient"])
 def test_attention_weights_are_dropped(implementation):
-    """Dropout acts on attention weights, which unit vectors as values show."""
+    """Dropout acts on attention weights, which are the outputs for one-hot values."""
     time, run = 24, {"implementation": implementation}
     q, k = random(30, time, 2, 3), random(30, time, 2, 3, seed=1)
     unit = torch.eye(time).double()[:, None].expand(30, time, 2, time)
@@ -193,7 +193,7 @@ def test_attention_weights_are_dropped(implementation):
 
 @pytest.mark.parametrize("kind", ["softmax", "transformer-xl", "cross"])
 def test_layers_pass_dropout_on(kind):
-    """A tiny dropout rate does not change the output of a layer; a larger one does."""
+    """A tiny dropout rate does not change the output of a layer; a large rate does."""
     made = {
         "softmax": partial(SoftmaxAttention, 8, 2),
         "transformer-xl": partial(TransformerXL, 8, 2, 1, memory=4, segment=3),

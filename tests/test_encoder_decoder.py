@@ -1,4 +1,4 @@
-"""Test cross-attention and the encoder-decoder."""
+"""Test `CrossAttention` and `EncoderDecoder`."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def attention(make_map):
 @maps
 @pytest.mark.parametrize("masked", [False, True])
 def test_every_query_compares_itself_with_every_key(make_map, masked):
-    """Cross-attention has the explicitly computed weight of each query and key."""
+    """Cross-attention agrees with an explicit computation of all weights."""
     layer = attention(make_map)
     x, source = random(2, 7, 12), random(2, 9, 12, seed=1)
     mask = drawn_mask(2, 9) if masked else torch.ones(2, 9, dtype=torch.bool)
@@ -54,7 +54,7 @@ def test_masked_tokens_may_be_anything(make_map):
     source = random(2, 9, 12, seed=1).requires_grad_()
     keep = torch.ones(2, 9, dtype=torch.bool)
     keep[0, 3:] = False
-    keep[1, :] = False  # no key is visible
+    keep[1, :] = False  # This row has no key.
     y = layer(x, torch.where(keep[..., None], source, torch.nan), keep)
     torch.testing.assert_close(y[:1], layer(x[:1], source[:1, :3]))
     assert not y[1].any()

@@ -34,9 +34,9 @@ FILES = [
 
 @functools.cache
 def words(path: str) -> str:
-    """Return the text of a file, without its code."""
+    """Return the prose of a file: comments and docstrings, or text without code."""
     text = (ROOT / path).read_text("utf-8")
-    if path.endswith(".js"):  # x1 and y2 are attributes of SVG
+    if path.endswith(".js"):  # Attributes of SVG look like numbers.
         return re.sub(r"\b[xy]\d\b", "", text)
     if path.endswith((".md", ".toml", ".html")):
         return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
@@ -54,7 +54,7 @@ def _words_of_code(text: str) -> str:
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     comments = [t.string for t in tokens if t.type == tokenize.COMMENT]
     constants = [node for node in ast.walk(ast.parse(text)) if _is_text(node)]
-    # The name of an argument in brackets is not an equation number.
+    # Skip single words: an argument name in brackets is no equation number.
     return "\n".join([*comments, *(c.value for c in constants if " " in c.value)])
 
 
@@ -63,7 +63,7 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def own(path: str) -> set[str]:
-    """Return fwlab's own numbers that a file may use: its folder's, or all."""
+    """Return fwlab's own equation numbers to which a file may refer."""
     families = LIST["fwlab"]
     for name, family in families.items():
         if path.startswith(f"fwlab/ops/{name}/"):
@@ -94,7 +94,7 @@ def test_own_numbers_are_those_of_the_code():
 
 
 def test_every_equation_of_the_specification_is_computed():
-    """Every equation of a rule's page or of naive.py has a line with its number."""
+    """Every equation of a rule's page or naive.py has a code line with its number."""
     for path, source in equations.sources().items():
         if equations.specifies(source):
             assert source.tags <= set(source.computed), path
@@ -107,7 +107,7 @@ def test_exceptions_name_a_paper_that_has_the_number():
 
 
 def test_every_equation_has_its_places():
-    """Every equation has a notebook, a test, and a line of code or a reason why not."""
+    """Every equation has a notebook, a test, and code or a reason for having none."""
     papers = {name: set(LIST[name]["equations"]) for name in ("schlag2021", "zhai2021")}
     papers["fan2020"] = {tag for tag in LIST["fwlab"]["feedback"] if tag[0] == "f"}
     code = {number for found in equations.code() for number in found}

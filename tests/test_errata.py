@@ -11,7 +11,7 @@ import torch
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "errata.md"
 ENTRY = re.compile(r"^### .+? \{#([a-z0-9-]+)\}$", re.MULTILINE)
 CODE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-#: Code, and directly after it the expected output.
+#: A pattern of code that is directly followed by its expected output.
 PROOF = re.compile(
     r"^```python\n((?:(?!^```).)*?)^```\n\n```text\n(.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -19,7 +19,7 @@ PROOF = re.compile(
 
 
 def entries() -> dict[str, str]:
-    """Return anchor and text of every entry."""
+    """Return the text of every entry of docs/errata.md, by anchor."""
     _, *parts = ENTRY.split(PAGE.read_text("utf-8"))
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
@@ -44,7 +44,7 @@ def test_every_entry_has_an_anchor_and_a_proof():
 @pytest.mark.parametrize(("code", "printed"), PROOFS)
 def test_proof(code, printed):
     out = io.StringIO()
-    # Seeds of the code must not change later tests.
+    # The code may set a seed, which must not change later tests.
     with torch.random.fork_rng(devices=[]), contextlib.redirect_stdout(out):
         exec(compile(code, str(PAGE), "exec"), {"__name__": "proof"})
     assert printed.strip(), "it prints nothing"

@@ -41,12 +41,12 @@ def verdict(answer, name=None):
 
 
 def changed(name, edits):
-    """Return a function of the edited solution, as `check` shows it below a ✗."""
+    """Return the solution of an exercise as a function, with `edits` applied."""
     return Misconception(EXERCISES[name].reference, edits, "").made
 
 
 def printed(name):
-    """Return the output of `solution`."""
+    """Return the text that `solution` prints for an exercise."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         solution(name)
@@ -99,12 +99,12 @@ def layer(x, W_q, W_k, W_v, W_beta, W_out):
 
 
 def mean(k, v, *bias, rule=ops.aft_simple):
-    """Compute AFT without its gate, which is a half."""
+    """Return the means of an AFT operation, without its gate of one half."""
     return 2 * rule(*(x[None] for x in (0 * k, k, v)), *bias)[0]
 
 
-#: Functions of fwlab that solutions must agree with; they share no code with
-#: solutions. In other exercises, a check has an independent truth below its ✓.
+#: Functions of fwlab with which solutions must agree; they share no code.
+#: In other exercises, a property compares answers with an independent result.
 TRUTHS = {
     "gated_delta_step": lambda W, k, v, beta, decay: written(
         ops.gated_delta_rule, W, k, v, beta, decay.log()
@@ -148,7 +148,7 @@ def test_the_solution_agrees_with_the_function_of_fwlab(name):
 
 # --- Wrong answers -----------------------------------------------------------
 
-#: Answers that are no results, which every exercise checks first.
+#: Answers that return no valid result, which every exercise must report first.
 NONE = [
     lambda *arguments: 3.0,
     lambda *arguments: torch.tensor(1.0),
@@ -160,7 +160,7 @@ NONE = [
 
 
 def fault(name, answer, sentence, misconception=""):
-    """Return [] if an answer fails first at this property, with a helpful message."""
+    """Return [] if an answer fails at a property with its message, else an error."""
     right, text = verdict(answer, name)
     why = ["", "", *text.splitlines()][-2].strip()
     one = not right and text.count("✗") == 1 and f"✗ {sentence}\n" in text
@@ -170,7 +170,7 @@ def fault(name, answer, sentence, misconception=""):
 
 
 def written_otherwise(answer):
-    """Compute the same numbers with other operations."""
+    """Wrap an answer so that it copies its arguments and its results."""
 
     def again(x):
         return x.clone() if torch.is_tensor(x) else x
@@ -193,7 +193,7 @@ def test_what_is_no_result_is_said_first(name):
 
 @pytest.mark.parametrize("name", EXERCISES)
 def test_each_misconception_fails_where_it_stands_and_gets_its_own_sentence(name):
-    """Each misconception fails at its property with its message, however written."""
+    """Each misconception fails at its property with its message, even if wrapped."""
     for holds in EXERCISES[name].properties:
         for text, functions in holds.catches.items():
             assert text.endswith((".", "?")) and len(text) < 160
@@ -205,7 +205,7 @@ def test_each_misconception_fails_where_it_stands_and_gets_its_own_sentence(name
             assert_correct(answer, name)
 
 
-#: The small number in a line of a misconception; its value does not matter.
+#: A pattern of the small constant in the code of a misconception.
 EPSILON = r"(?<=[=\s])1e-\d+(?=\))"
 
 
@@ -230,14 +230,14 @@ def test_a_bug_hunt_begins_with_a_known_fault(name):
 
 @pytest.mark.parametrize("name", EXERCISES)
 def test_right_numbers_without_gradients_fail(name):
-    """Right numbers without gradients fail, even if only one argument is detached."""
+    """Right answers without gradients fail, even if only one argument is detached."""
     right, asked = EXERCISES[name].reference, EXERCISES[name].properties
     says = [each.says for each in asked if each.code.startswith("gradient(")]
     for answer in (torch.no_grad()(right), lambda x, *more: right(x.detach(), *more)):
         assert not says or fault(name, answer, says[0]) == []
 
 
-#: Changes of solutions that are right answers: exercise, change and reason.
+#: Mutants that are right answers: the exercise, the change and the reason.
 SAME = r"""
 positive_features: h * features -> h / features # in another order
 favor: top_q.detach() -> top_q | top_k.detach() -> top_k # cancels, has no gradient
@@ -275,19 +275,19 @@ better_step: 0.1 -> 1.1 # another strength is better than the delta rule, too
 by_luck: group <= sum(mine.tolist()) + 1e-09 -> group < sum(mine.tolist()) + 1e-09 | \
 sum(mine.tolist()) + 1e-09 -> sum(mine.tolist()) # only rounding decides
 """
-#: Nearly every change of these solutions is a right answer.
+#: Exercises for which nearly every mutant is a right answer.
 LEFT_OUT = {"break_it", "cheap_mask", "my_step"}
 
 
 def passes(name, answer):
-    """Return True if an answer passes all properties, without messages."""
+    """Return True if an answer passes all properties of an exercise; print nothing."""
 
     def late(*_):
         raise TimeoutError
 
     signal.signal(signal.SIGALRM, late)
     for number, each in enumerate(EXERCISES[name].properties):
-        signal.alarm(5)  # a mutant may never end
+        signal.alarm(5)  # A mutant may never end.
         try:
             generator = torch.Generator().manual_seed(number)
             each.holds(answer, EXERCISES[name].reference, generator)
@@ -320,7 +320,7 @@ def faulty(W, v):
     """
 
 RIGHT, WRONG = "✓ is right\n        agrees()\n    ", "✗ Wrong.\n        "
-#: Docstrings, and the faults that are reported: line, text, fault.
+#: Faulty docstrings of exercises, and the line, text and fault that are reported.
 FAULTS = {
     "✓ is right": (8, "is right", "has no code below it"),
     f"{RIGHT}  more": (10, "more", "is neither text nor code"),
@@ -330,7 +330,7 @@ FAULTS = {
     f"{RIGHT}{WRONG}W=v\n    {WRONG}v=W": (10, "Wrong.", "is there twice"),
     "✓ is right\n        agrees": (9, "agrees", "raises TypeError('it is not called')"),
 }
-#: Edits, and the faults that are reported.
+#: Faulty edits of misconceptions, and the faults that are reported.
 EDITS = {
     "W + -> v + ; + v -> + W": "two edits overlap",
     "v * W -> W": "'v * W' occurs 0 times, not once",

@@ -36,7 +36,7 @@ every_map = pytest.mark.parametrize("phi", MAPS.values(), ids=MAPS)
 
 @every_map
 def test_derivatives(phi):
-    """First and second derivatives are right, also for a single vector."""
+    """First and second derivatives of feature maps and normalisations are correct."""
     x = random(2, 3).requires_grad_()
     assert gradcheck(phi, x) and gradgradcheck(phi, x[0])
 
@@ -78,7 +78,7 @@ def test_normalize_is_exact_at_any_scale(normalize, dtype):
 
 
 class OnGPU(torch.Tensor):
-    """A CPU tensor that claims to be on a GPU, and fails if its values are read."""
+    """Report the device "cuda" for a CPU tensor, and raise if its values are read."""
 
     device = torch.device("cuda")
 
@@ -89,7 +89,7 @@ class OnGPU(torch.Tensor):
 @pytest.mark.parametrize("normalize", [sum_normalize, l2_normalize])
 @pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
 def test_normalize_on_a_gpu(normalize, scale):
-    """On a GPU, normalisation scales all vectors, and never waits for a sum."""
+    """On a GPU, normalisations rescale all vectors, without synchronisation."""
     x, dy = random(2, 3, 4).float().abs(), random(2, 3, 4, seed=1).float()
     wanted, gradient = torch.autograd.functional.vjp(normalize, x, dy)
     for place in (torch.Tensor, OnGPU):
@@ -112,13 +112,13 @@ def test_sum_normalize_takes_signs():
     x[:, -1] = -x[:, :-1].sum(-1)
     for dtype in (torch.float16, torch.float32, torch.float64):
         assert not sum_normalize(x.to(dtype)).any()
-    x = torch.full((1, 128), 60000.0, dtype=torch.float16)  # no sum overflows
+    x = torch.full((1, 128), 60000.0, dtype=torch.float16)  # The sum would overflow.
     torch.testing.assert_close(sum_normalize(x), torch.full_like(x, 1 / 128))
 
 
 @pytest.mark.parametrize("make", [FAVOR, RandomFourier])
 def test_random_features(make):
-    """Random features depend on a seed, change only by `redraw`, and are saved."""
+    """Random features depend on a seed, change only in `redraw`, and are saved."""
     phi = make(6, 9, seed=3)
     x = random(2, 5, 6)
     y = phi(x)
@@ -189,7 +189,7 @@ def test_random_fourier_estimates_the_gaussian_kernel():
 
 
 def test_favor_scale():
-    """Scaled features times their scale are the features, and so are gradients."""
+    """Scaled features times their scale equal the features, gradients included."""
     x = (3 * random(10, 6)).requires_grad_()
     phi = FAVOR(6, 16, seed=0)
     features, scale = phi.scaled(x)
@@ -209,7 +209,7 @@ def test_favor_scale():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("normalize", [sum_normalize, l2_normalize])
 def test_gradients_of_tiny_features_are_finite(normalize, dtype):
-    """Gradients are finite where features are tiny, because their slope is as tiny."""
+    """Gradients of normalised ELU + 1 features are finite even after an underflow."""
     shift = {torch.float16: 14, torch.float32: 84}[dtype]
     x = random(40, 4)
     given = [(x - shift).to(kind).requires_grad_() for kind in (dtype, torch.float64)]
@@ -240,7 +240,7 @@ def test_features_under_autocast(phi, size, shift, rule):
     """Under float16 autocast, features do not underflow for keys of ordinary length."""
     layer = FastWeightAttention(16, 2, phi, rule, key_norm=None, normalize=True)
     to_qk = [layer.to_q, layer.to_k]
-    for linear in to_qk:  # exact in float16
+    for linear in to_qk:  # The identity is exact in float16.
         linear.weight.data = torch.eye(16)
     x = (size * torch.randn(1, 12, 16) - shift).half().float().requires_grad_()
     right = layer(x)
@@ -255,7 +255,7 @@ def test_features_under_autocast(phi, size, shift, rule):
 @pytest.mark.parametrize("rule", ["sum", "gated", "delta", "gated_delta"])
 @pytest.mark.parametrize("size", [10, 30, 50])
 def test_stabilised_features_far_beyond_float32(rule, size):
-    """Results are right if a query reads features e^-300 of the largest one."""
+    """Results are correct if a query reads features of e^-300 times the largest."""
     layer = FastWeightAttention(16, 2, FAVOR(8, 16, seed=0), rule, None, True)
     x = (size * torch.randn(2, 20, 16)).requires_grad_()
     found = layer(x)
@@ -275,7 +275,7 @@ def test_stabilised_features_far_beyond_float32(rule, size):
 
 
 def test_favor_takes_keys_of_any_length():
-    """FAVOR+ takes keys whose squared length overflows float32."""
+    """FAVOR+ is finite for keys whose squared length overflows float32."""
     x = (1e19 * torch.randn(3, 8, generator=torch.Generator().manual_seed(0))).float()
     x.requires_grad_()
     phi, _ = FAVOR(8, 16, seed=0).scaled(x)

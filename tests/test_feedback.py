@@ -1,4 +1,4 @@
-"""Test the feedback memory: known bugs of others, and layers from a transformer."""
+"""Test the feedback memory for bugs of other libraries, and `from_transformer`."""
 
 import copy
 
@@ -25,12 +25,12 @@ def sequence(time, d=6, batch=2, seed=1):
     return random(batch, time, d, seed=seed)
 
 
-# --- bugs of others (reference: 4.3 of the peers) ---------------------
+# --- Bugs of other libraries -----------------------------------------
 
 
 @both
 def test_no_longest_memory(implementation):
-    """Bugs B1 and B2: more than 4096 memories, and more than 512, are allowed."""
+    """The number of memories is not limited to 512 or 4096, as in other libraries."""
     k, v = (random(2, 5000, 1, HEADS, 3, seed=seed) for seed in (0, 1))
     run = {"heads": HEADS, "state": ops.FeedbackState(k, v, None)}
     x, w = sequence(3), small_weights(1)

@@ -1,4 +1,4 @@
-"""Test that files are written completely or not at all, with nothing beside them."""
+"""Test that files are written completely or not at all, without temporary files."""
 
 import os
 import resource
@@ -62,7 +62,7 @@ def test_mode(tmp_path):
     try:
         with replacing(old) as part:
             assert stat.S_IMODE(part.stat().st_mode) == 0o600
-            part.unlink()  # some libraries create a new file
+            part.unlink()  # Some libraries create a new file.
             part.touch(0o644)
         write_json(new, 1)
     finally:
@@ -71,7 +71,7 @@ def test_mode(tmp_path):
 
 
 def test_a_file_that_is_read_only_stays(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
+    monkeypatch.setattr(os, "access", lambda *_: False)  # Root may write to any file.
     path = tmp_path / "x"
     write_json(path, 1)
     with pytest.raises(PermissionError, match=f"{path} to be writable"):
@@ -93,7 +93,7 @@ def test_nothing_is_left_if_the_disk_is_full(tmp_path):
 
 
 def test_the_file_is_on_the_disk_before_its_name(tmp_path, monkeypatch):
-    """A file is synced before its rename and the folder after it (power failures)."""
+    """A file is synced before it is renamed, and its folder is synced afterwards."""
     seen, fsync, replace = [], os.fsync, os.replace
 
     def sync(file):
@@ -127,7 +127,7 @@ def test_what_is_no_json_is_named(tmp_path):
 
 
 def test_results_of_the_notebooks_are_those_of_the_site():
-    """For notebooks without a docs folder, the package has copies of its results."""
+    """The package has copies of results in docs, for notebooks without a checkout."""
     folder = ROOT / "fwlab" / "data" / "results"
     copies = sorted(folder.rglob("*.json"))
     # Results that tools in docs/tools make for notebooks only have no other copy.

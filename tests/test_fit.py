@@ -10,7 +10,7 @@ from fwlab.fit import answer_loss, fit, pair_loss, score
 
 
 class Line(nn.Module):
-    """A model with one weight, which starts at 0."""
+    """Define a model with a single weight, which is initially 0."""
 
     def __init__(self):
         super().__init__()
@@ -18,7 +18,7 @@ class Line(nn.Module):
 
 
 def slope(model, batch):
-    """Return a loss with this gradient."""
+    """Return a loss whose gradient for the weight is `batch`."""
     return batch * model.w
 
 
@@ -46,14 +46,14 @@ def test_rates_rise_and_fall_and_gradients_are_clipped():
     fit(model, draw, slope, 100, 0.1, optimizer=torch.optim.SGD)
     rates = [b - a for a, b in zip(places, [*places[1:], model.w.item()], strict=True)]
     assert max(rates) == pytest.approx(0.1, rel=1e-3)
-    assert rates.index(max(rates)) in (9, 10)  # a tenth of the steps
+    assert rates.index(max(rates)) in (9, 10)  # The peak is at a tenth of the steps.
     assert rates[0] < 0.01 and rates[-1] < 1e-3
 
 
 def test_the_curve_without_evaluation_is_the_mean_of_parts():
     _, fitted = train(steps=40, schedule=None)
     assert fitted.steps == 40 and fitted.ended == "" and len(fitted.curve) == 20
-    # Losses of steps 1 and 2: w is 0 and 0.1.
+    # The first entry is the mean loss of steps 1 and 2, where w is 0 and 0.1.
     assert fitted.curve[0] == (2, pytest.approx(-0.05))
 
 
@@ -82,17 +82,17 @@ def test_arguments_that_do_not_fit():
 
 
 def test_loss_of_pairs():
-    """With smoothed counts, 1 follows 0 in three of four pairs, as 0 follows 1."""
+    """`pair_loss` smooths counts, so that 1 follows 0 in three of four pairs."""
     train, valid = torch.tensor([0, 1, 0, 1, 0]), torch.tensor([0, 1, 1])
     found = pair_loss(train.to(torch.uint8), valid.to(torch.uint8), 2)
     assert found == pytest.approx(-(log(3 / 4) + log(1 / 4)) / 2)
 
 
 def test_scores_count_answers_alone():
-    """Only answers count in the score of 300 sequences, which are several batches."""
+    """`score` counts only answers, and averages them over several batches."""
     torch.manual_seed(0)
     tokens, labels = torch.randint(5, (300, 4)), torch.randint(-2, 5, (300, 4))
-    logits = torch.randn(5, 5)  # the logits of each token
+    logits = torch.randn(5, 5)  # Each row has the logits of a token.
     right, losses = [], []
     for token, label in zip(tokens.flatten(), labels.flatten(), strict=True):
         if label >= 0:

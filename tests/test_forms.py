@@ -1,4 +1,4 @@
-"""Test that every form of every rule computes what its loop computes.
+"""Test that every implementation of every rule agrees with the loop of the rule.
 
 New rules are included. tests/fuzz.py compares each loop with tests/loops.py,
 on many more problems.
@@ -25,7 +25,7 @@ FORMS = [
 
 
 def problem(name: str, seed: int = 0) -> tuple[dict[str, Tensor], Tensor, dict]:
-    """Draw inputs and a state, with decays at odd seeds; switch normalisation off."""
+    """Return inputs (with decays for odd seeds), a state, and options of a rule."""
     generator, op = torch.Generator().manual_seed(seed), RULES[name]
     x = example(op, SIZES | {"steps": 2}, generator)
     if seed % 2:
@@ -76,7 +76,7 @@ def test_a_masked_step_is_as_if_the_token_were_not_there(name, form, seed):
 def test_a_packed_document_is_as_if_it_were_alone(name, form, seed):
     x, _, options = problem(name, seed)
     x = {n: part[:1].clone().requires_grad_() for n, part in x.items()}
-    borders = [0, 1, 20, 20, TIME]  # one document is empty
+    borders = [0, 1, 20, 20, TIME]  # One document is empty.
     call, none = RULES[name], torch.zeros((), dtype=torch.float64, requires_grad=True)
     y = call(**x, **options, cu_seqlens=torch.tensor(borders), implementation=form)
     alone = [

@@ -1,4 +1,4 @@
-"""Test the fuzzer in `fuzz.py`."""
+"""Run the cases of the fuzzer `fuzz.py`, and test that it finds mistakes."""
 
 import functools
 
@@ -11,7 +11,7 @@ from fwlab import ops
 
 
 def test_fixed_cases():
-    """The fixed cases, the same on every machine, have no failure."""
+    """No fixed case of the fuzzer fails; these cases are the same on every machine."""
     assert not fuzz.search(fuzz.fixed())
 
 
@@ -21,7 +21,7 @@ def test_the_cases_of_this_night():
 
 
 def test_a_mistake_is_found_and_made_simple(monkeypatch):
-    """The fuzzer finds an error of 1e-4 from nine steps on, and shrinks the case."""
+    """The fuzzer finds a relative error of 1e-4, and simplifies the case."""
     right = ops.fwp
 
     @functools.wraps(right)
@@ -47,7 +47,7 @@ def test_small_mistakes_are_found():
 @pytest.mark.parametrize("op", ["sum_rule", "gated_rule", "gated_delta_rule"])
 @pytest.mark.parametrize("implementation", ["chunked", "efficient"])
 def test_forms_agree_on_what_has_faded(op, implementation):
-    """All forms agree on means of values that have decayed by more than e^-80."""
+    """All implementations agree on means of values that decayed by more than e^-80."""
     g = torch.Generator().manual_seed(0)
     q, k, v = (torch.rand(2, 70, 2, 3, generator=g) + 0.1 for _ in "qkv")
     beta, choice = torch.rand(2, 2, 70, 2, generator=g)

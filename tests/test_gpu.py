@@ -33,7 +33,7 @@ def call(op="delta_rule", time=100, dtype=torch.float16, device="meta", **option
 
 
 class OnGPU(torch.Tensor):
-    """A CPU tensor that claims to be on a GPU."""
+    """Report the device "cuda" for a CPU tensor."""
 
     device, is_cuda, is_cpu = CUDA, True, False
 
@@ -126,14 +126,14 @@ def test_forms_are_those_that_a_gpu_chose(capability):
     for row in rows:
         name, width = row["case"], row["width"]
         v = torch.empty(8, 4096, 16, width, dtype=torch.bfloat16, device="meta")
-        if "DPFP" not in name:  # the kernels of DPFP have ended
+        if "DPFP" not in name:  # DPFP no longer has kernels.
             made = form(v, width, name.startswith("gated"), "delta" in name)
             assert made._asdict() == row["form"], name
     assert len(rows) == 10
 
 
 def test_auto_falls_back_and_says_so(capability):
-    """On a GPU, "auto" falls back with one warning, on a CPU without a warning."""
+    """On a GPU, "auto" warns if it falls back to another form; on a CPU, it does not."""
     forms = ops.TABLE["delta_rule"].forms
     with pytest.warns(UserWarning, match="for float64; 'efficient' is used instead"):
         x = inputs(dtype=torch.float64)
@@ -145,7 +145,7 @@ def test_auto_falls_back_and_says_so(capability):
 
 
 def test_lengths_do_not_compile_again():
-    """Any length uses the same kernels with the same constants."""
+    """Sequences of any length launch the same kernels with the same constants."""
     made = []
     for time in (1000, 1024, 1025):
         with recording((9, 0)) as launches:
@@ -186,7 +186,7 @@ def test_grids_have_room(time):
         assert launch.grid[0] < 2**31 and max(launch.grid[1:]) < 2**16
 
 
-# Compilers with known errors on Hopper.
+# --- Compilers with known errors on Hopper ---
 
 
 @pytest.fixture
@@ -206,7 +206,7 @@ def ptxas(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("version", ["12.8", "13.0", "13.1", "13.3", "14.0"])
 def test_a_wrong_ptxas_is_refused_on_hopper(ptxas, version):
-    """On Hopper, a wrong ptxas is refused; the error names a version that is right."""
+    """On Hopper, a ptxas with errors is refused; the message names a right version."""
     ptxas(version)
     reason = _triton.untrusted(HOPPER)
     assert _triton.untrusted(AMPERE) is None

@@ -1,4 +1,4 @@
-"""Test notebooks for students, and grades of the notebooks that they return."""
+"""Test the export of notebooks for students, and the grades of their answers."""
 
 import json
 import re
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def write_notebook(path: Path, *sources: str, listed: list[str] | None = None) -> Path:
-    """Write a notebook of these cells, whose metadata list these exercises."""
+    """Write a notebook of code cells, with the exercises `listed` in its metadata."""
     code = [{"cell_type": "code", "source": source} for source in sources]
     metadata = {"fwlab": {"exercises": listed}} if listed else {}
     path.write_text(json.dumps({"metadata": metadata, "cells": code}), "utf-8")
@@ -27,7 +27,7 @@ def write_notebook(path: Path, *sources: str, listed: list[str] | None = None) -
 
 @pytest.fixture(scope="module")
 def handouts(tmp_path_factory):
-    """Return the notebooks that `fwlab exercises export` writes."""
+    """Return the paths of the notebooks that `fwlab exercises export` writes."""
     folder = tmp_path_factory.mktemp("handouts")
     assert fwlab("exercises", "export", str(folder))[0] == 0
     return sorted(folder.glob("*.ipynb"))
@@ -46,7 +46,7 @@ def test_notebooks_for_students(handouts, tmp_path):
         for name in names:
             assert EXERCISES[name].task in text and f"def {name}(" in text
         assert asked([s for s in sources if "check(" in s]) == names
-        del content["metadata"]["fwlab"]  # as in a handout that a teacher wrote
+        del content["metadata"]["fwlab"]  # A teacher's own handout lacks this.
         own = tmp_path / path.name
         own.write_text(json.dumps(content), "utf-8")
         assert exercises_of(own) == names
@@ -64,7 +64,7 @@ def answered(path, answer):
 
 
 def test_blank_notebooks_score_nothing_and_solutions_everything(handouts, tmp_path):
-    """Blank notebooks have no right answer, and solutions are all right."""
+    """Blank notebooks have no right answer, and solutions in notebooks are right."""
     firsts = {next(iter(exercises)) for exercises in TOPICS.values()}
 
     def solved(name, blank):
@@ -109,9 +109,9 @@ def twice(x):
 
 @pytest.fixture
 def own(tmp_path):
-    """Write a file with an exercise, which is removed afterwards."""
+    """Write a file that defines an exercise; remove the exercise after the test."""
     file = tmp_path / "my_exercises.py"
-    file.write_text(OWN, "utf-8-sig")  # some editors write a byte order mark
+    file.write_text(OWN, "utf-8-sig")  # Some editors write a byte order mark.
     yield file
     EXERCISES.pop("twice", None)
 
@@ -129,7 +129,7 @@ def test_exercises_of_ones_own(own, tmp_path):
     notebook.write_text(answer)
     said = fwlab("exercises", "grade", str(notebook), *given)[1]
     assert "1 of 1 right" in said and "raised" not in said
-    # An export replaces no file, and then writes no other file either.
+    # If a file would be replaced, an export writes no file at all.
     (folder / own.name).unlink()
     code, _, error = fwlab("exercises", "export", str(folder), *given)
     assert code == 2 and f"{notebook} is there" in error and "--force" in error
@@ -158,7 +158,7 @@ def test_export_of_a_notebook_without_its_results(tmp_path):
 
 @pytest.fixture(params=["bubblewrap", "none"])
 def kept(request, monkeypatch):
-    """Choose whether bubblewrap isolates notebooks; tests run with and without it."""
+    """Run a test with and without bubblewrap; return True with bubblewrap."""
     if request.param == "none":
         monkeypatch.setattr(grading, "_bubblewrap", lambda: ())
     elif not grading._bubblewrap():
@@ -193,7 +193,7 @@ def delta_step(*given):
 
 assert_correct(delta_step)
 """
-#: A wrong answer after a right one.
+#: A cell that checks a wrong answer after a right answer.
 AGAIN = "check(lambda W, k, v: W, 'write')"
 FORGED = "from IPython.display import display\nimport fwlab.exercises.grading as g\n"
 FORGED += "display({g.VERDICT: 5, 'text/plain': ''}, raw=True)"
@@ -206,7 +206,7 @@ ERRORS = {
 
 
 def test_grades(tmp_path, monkeypatch):
-    """A grade depends on the function at the time of its check."""
+    """A grade depends on the function at the time of the check, not on later cells."""
     monkeypatch.setenv("SECRET", "token")
     names = ["write", "sum_normalize", "dpfp", "delta_step", "deleted"]
     cells = WRITE, WRONG, *ERRORS, HIDDEN, AGAIN, FORGED
@@ -253,7 +253,7 @@ def test_a_notebook_without_memory(tmp_path):
 
 
 def test_a_notebook_deletes_the_others(own, tmp_path, kept):
-    """A notebook that deletes others has no effect on grades; the teacher is warned."""
+    """Deleted files do not change grades; without bubblewrap, a warning is printed."""
     other, out = tmp_path / "b.ipynb", tmp_path / "out"
     delete = f"import os\nfor path in {[str(own), str(other)]}: os.remove(path)"
     first = write_notebook(tmp_path / "a.ipynb", delete)
@@ -269,8 +269,8 @@ def test_a_notebook_deletes_the_others(own, tmp_path, kept):
 
 
 def test_children_of_a_notebook_end_with_it(tmp_path, kept):
-    """Child processes end with a notebook; in a new session, only with bubblewrap."""
-    mark = f"{time.time_ns() / 1e14:.12f}"  # seconds to sleep
+    """Child processes end with a notebook, in a new session only with bubblewrap."""
+    mark = f"{time.time_ns() / 1e14:.12f}"  # The time identifies a process.
     options = {"start_new_session": True} if kept else {}
     start = f"import subprocess\nsubprocess.Popen(['sleep', '{mark}'], **{options})"
     for cell in (start, f"{start}\nimport os; os._exit(0)"):
@@ -288,7 +288,7 @@ UNREADABLE = {
 
 
 def test_what_cannot_be_graded(tmp_path, monkeypatch):
-    """A file that is no notebook gets a grade, and a missing package is an error."""
+    """A file that is no notebook gets a grade; a missing package is an error."""
     for got, make in UNREADABLE.items():
         make(path := tmp_path / got.replace(" ", "-"))
         graded = grade(path, expected=["write"])

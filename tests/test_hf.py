@@ -22,9 +22,9 @@ from fwlab import hf
 from fwlab.models import MIXERS
 from fwlab.training import Config, Trainer, load
 
-#: The name of a cache in `generate` and in outputs.
+#: The name of the cache in outputs of transformers models.
 CACHE = list(CausalLMOutputWithPast.__dataclass_fields__)[2]
-#: Families that `hf.patch` changes, and options for two layers.
+#: Model families that `hf.patch` changes, and options of a model with two layers.
 FAMILIES = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid", "kimi_linear")
 TWO = {
     **{"num_hidden_layers": 2, "pad_token_id": 0},
@@ -48,13 +48,13 @@ def tokens(*shape, seed=1):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_patched_models_compute_the_same(family):
-    """A patch changes no logits, no gradients of a step and none of 64 greedy tokens.
+    """A patch does not change logits, gradients or 64 greedy tokens of a model.
 
-    The model is made before the patch.
+    The model is created before the patch.
     """
     model, x = tiny(family, **TWO), tokens(2, 70)
     mask = torch.ones_like(x)
-    mask[0, :5] = 0  # padding on the left
+    mask[0, :5] = 0  # Pad row 0 on the left.
 
     def results():
         model.zero_grad()
@@ -73,7 +73,7 @@ def test_patched_models_compute_the_same(family):
     ours, ours_gradients, ours_text = results()
     assert error(ours, logits) < 1e-5
     assert ours_gradients.keys() == gradients.keys()
-    # In float32, transformers loses more digits of the inputs of the decay.
+    # In float32, transformers computes gradients of decays less accurately.
     for name, gradient in gradients.items():
         assert (ours_gradients[name] - gradient).norm() <= 3e-4 * gradient.norm(), name
     both = [
@@ -85,7 +85,7 @@ def test_patched_models_compute_the_same(family):
 
 @torch.no_grad()
 def test_half_precision():
-    """In bfloat16, a patch changes outputs only by rounding."""
+    """In bfloat16, a patch changes logits only by rounding errors."""
     model, x = tiny("qwen3_5", **TWO).bfloat16(), tokens(2, 70)
     wanted = model(x).logits
     hf.patch()
@@ -96,7 +96,7 @@ def test_half_precision():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_documents_do_not_see_each_other(family):
-    """A packed document has the logits that it has in a separate call."""
+    """Logits of packed documents equal the logits of separate calls."""
     hf.patch()
     model, x, lengths = tiny(family, **TWO), tokens(1, 40), [13, 27]
     borders = torch.tensor([0, 13, 40], dtype=torch.int32)
@@ -112,7 +112,7 @@ def test_packed_documents_do_not_see_each_other(family):
 
 
 def functions():
-    """Return the functions that the model files of transformers call now."""
+    """Return the functions that models of transformers currently call."""
     return [getattr(module, name) for module, name in hf._hooks()]
 
 
@@ -154,7 +154,7 @@ def test_unknown_hooks_are_refused(monkeypatch, name, value):
     assert all(f is g for f, g in zip(functions(), before, strict=True))
 
 
-# Models of fwlab
+# --- Models of fwlab ---
 
 
 def wrapped(mixer="gated-delta", **options):
@@ -162,7 +162,7 @@ def wrapped(mixer="gated-delta", **options):
     torch.manual_seed(0)
     config = hf.FwlabConfig(vocab_size=20, mixer=mixer, **sizes | options)
     model = hf.FwlabForCausalLM(config).eval().double()
-    with torch.no_grad():  # otherwise all texts are equal
+    with torch.no_grad():  # With small weights, all texts are equal.
         model.language_model.embedding.weight *= 30
     return model
 
@@ -257,7 +257,7 @@ def test_resized_embeddings(tied, tmp_path):
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_trainer_with_label_smoothing(tmp_path):
-    """The smoothed loss is that of the next token; the Trainer knows the class name."""
+    """The Trainer of transformers computes the smoothed loss of the next tokens."""
     model = wrapped().float()
     arguments = TrainingArguments(
         str(tmp_path),
@@ -329,7 +329,7 @@ def test_positions_are_those_that_the_model_counts():
 
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_generate(mixer):
-    """Greedy text is that of `LanguageModel.generate`; a cache changes no beams."""
+    """Greedy text agrees with `LanguageModel.generate`; a cache changes no beams."""
     model = wrapped(mixer)
     given = {"max_new_tokens": 10, "do_sample": False}
     text = model.generate(PROMPT, **given)
@@ -340,7 +340,7 @@ def test_generate(mixer):
 
 @pytest.mark.parametrize("mixer", ["delta", "softmax", ["gated-delta", "softmax"]])
 def test_padding_is_not_seen(mixer):
-    """Beams of a padded prompt are those of the prompt without padding."""
+    """Padding of a prompt changes neither its beams nor its logits."""
     model, mask = wrapped(mixer), torch.ones_like(PROMPT)
     mask[0, :2] = 0
     given = {"max_new_tokens": 8, "num_beams": 2, "do_sample": False}
@@ -353,7 +353,7 @@ def test_padding_is_not_seen(mixer):
 
 
 def test_a_cache_goes_on():
-    """A cache continues under each of its names; `reset` empties it."""
+    """A cache continues a text under both of its names, and `reset` empties a cache."""
     model = wrapped()
     given = {"do_sample": False, "return_dict_in_generate": True}
     first = model.generate(PROMPT, max_new_tokens=4, **given)
@@ -373,7 +373,7 @@ def test_a_cache_goes_on():
 
 
 def test_packed_documents():
-    """Packed documents may be given by borders, or by positions that restart at 0."""
+    """Models accept packed documents as borders, or as positions that restart at 0."""
     model, x, lengths = wrapped(), tokens(1, 13) % 20, [5, 1, 7]
     borders = torch.tensor([0, 5, 6, 13], dtype=torch.int32)
     positions = torch.cat([torch.arange(n) for n in lengths])[None]
@@ -389,7 +389,7 @@ def test_packed_documents():
 
 
 def test_a_configuration(tmp_path):
-    """A configuration takes both names of a size, and keeps unknown entries."""
+    """`FwlabConfig` takes both names of a size, and keeps unknown entries."""
     config = hf.FwlabConfig(hidden_size=8, tie_word_embeddings=False, pad_token_id=3)
     assert (config.d_model, config.tied, config.pad_token_id) == (8, False, 3)
     config.note = "mine"

@@ -17,9 +17,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "fwlab"
 INSIDE = (ROOT / "docs" / "inside.md").read_text("utf-8")
 FOLDERS = re.findall(r"^- `(\w+)`", INSIDE, re.M)
-#: The rows of the folders in `ops`: their names, and the description on the page.
+#: The folders in `ops` that docs/inside.md lists: their names and a description.
 ROWS = re.findall(r"^    - ((?:`\w+`(?:, )?)+)(.*)", INSIDE, re.M)
-#: In the order of the page: each imports only modules above it.
+#: The folders in the order of the page; each imports only modules above it.
 ORDER = [*FOLDERS, "__main__"]
 INNER = [name for names, _ in ROWS for name in re.findall(r"`(\w+)`", names)]
 INNER += ["__init__"]
@@ -27,7 +27,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 
 def imported(path: Path) -> list[str]:
-    """List the names that a file imports, with their modules."""
+    """List the full names that a file imports, such as `module.name`."""
     names = []
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom):
@@ -38,10 +38,10 @@ def imported(path: Path) -> list[str]:
 
 
 def file_of(name: str) -> Path:
-    """Return the file of a module, or of a name that a module defines."""
+    """Return the file of a module, or the file of the module that defines a name."""
     parts = name.split(".")
     if parts[:3] == ["fwlab", "exercises", "course"] and len(parts) > 3:
-        # The name of a file there begins with the number of its notebook.
+        # File names in this folder begin with the number of a notebook.
         for file in (PACKAGE / "exercises" / "course").glob(f"*{parts[3]}.py"):
             if file.stem.lstrip("0123456789_") == parts[3]:
                 return file
@@ -53,7 +53,7 @@ def file_of(name: str) -> Path:
 
 
 def arrows(folder: str) -> dict[Path, set[Path]]:
-    """List the files of a folder, each with the files of fwlab that it imports."""
+    """Map each file of a folder to the files of fwlab that it imports."""
     return {
         path: {file_of(name) for name in imported(path) if name.startswith("fwlab")}
         for path in FILES
@@ -90,9 +90,9 @@ def test_no_circle_in_ops():
 
 
 def test_nothing_else_computes_with_the_specification():
-    """Loops are in `naive.py` or on the page of a rule only.
+    """Chunked, efficient and Triton forms, and shared code, import no naive loop.
 
-    No other form of a recurrence imports loops, and no code that operations share does.
+    Loops are only in `naive.py` and on the pages of rules.
     """
     forms = ("chunked.py", "efficient.py", "kernels.py")
     ops = PACKAGE / "ops"
@@ -118,7 +118,7 @@ def test_training_says_which_extra_it_needs(monkeypatch):
 
 
 def loaded(before, code, after=""):
-    """List the modules that `code` adds to those from `before`, in a new process."""
+    """Return the modules that `code` loads after `before` has run, in a new process."""
     code = f"{before}\nimport sys; before = {{*sys.modules}}\n{code}"
     code += f"\nprint(*sys.modules.keys() - before)\n{after}"
     done = subprocess.run(
@@ -130,7 +130,7 @@ def loaded(before, code, after=""):
 def test_the_core_needs_and_loads_nothing_else():
     """Operations, layers, models and exercises work without the extras.
 
-    With a compiler, an import would take twice as long.
+    An import with a compiler would take twice as long.
     """
     extras = ["pooch", "sacrebleu", "safetensors", "tqdm", "tyro", "IPython"]
     extras += ["mkdocs", "triton"]
@@ -144,7 +144,7 @@ def test_the_core_needs_and_loads_nothing_else():
 
 
 def test_help_is_quick():
-    """Help loads no heavy module, and imports change no environment variable."""
+    """`fwlab --help` loads no heavy module; imports set no environment variable."""
     pytest.importorskip("tyro")
     code = """
 import runpy
@@ -171,12 +171,12 @@ def test_what_the_package_needs():
     assert [d.split(">=")[0] for d in train] == sorted(map(str.lower, EXTRA))
 
 
-#: First words of a noun phrase; a function does something.
+#: Words that begin a noun phrase, not a description of what a function does.
 NOUNS = "A All An Both Each Every How Its Nothing That The These Those What Whether"
 
 
 def test_a_docstring_begins_with_a_verb():
-    """Docstrings begin with a verb, also where ruff's D401 finds no error."""
+    """Docstrings of functions begin with a verb, even if ruff's D401 finds no error."""
     wrong = []
     for path in [
         *FILES,

@@ -1,4 +1,4 @@
-"""Test that wrong arguments are refused by name: operations, layers, models, maps."""
+"""Test that errors of operations, layers, models and maps name a wrong argument."""
 
 import inspect
 import math
@@ -25,10 +25,10 @@ def small(op, **options):
 @pytest.mark.parametrize("transform", ["vmap", "jvp"])
 @pytest.mark.parametrize("op", EVERY)
 def test_efficient_forms_refuse_torch_func(op, transform):
-    """Forms with gradients by hand name the forms that support torch.func."""
+    """Under torch.func, efficient forms raise an error that names a form to use."""
     p = small(op, implementation="efficient")
     if op == "softmax_attention" and transform == "vmap":
-        return  # PyTorch's own form can
+        return  # PyTorch's kernel supports vmap.
     given = [p.x, p.state]
     pairs = tree_map(lambda x: torch.stack([x, x]), given)
     tangents = tree_map(torch.ones_like, given)
@@ -52,7 +52,7 @@ def test_efficient_forms_refuse_torch_func(op, transform):
     ids=["sparse", "csr", "onednn", "nested", "jagged"],
 )
 def test_tensors_that_are_not_dense(kind):
-    """Each argument or state that is not a dense tensor is refused by name."""
+    """An error names each argument or state that is not a dense tensor."""
     for op in EVERY:
         p = small(op, dtype="float32", state=int(op in RULES))
         for name, x in p.x.items():
@@ -82,14 +82,14 @@ MADE = {
 }
 
 
-#: Arguments that may be below 1, and arguments without limits.
+#: Integer arguments that may be below 1, and arguments that may be negative.
 ZEROS = {"conv_size", "memory", "rope", "rope_base", "seed"}
 FREE = {"scale", "seed"}
 
 
 @pytest.mark.parametrize("name", MADE)
 def test_the_constructor_names_a_wrong_argument(name):
-    """A constructor names an argument that is a set, text or a number out of range."""
+    """Errors of a constructor name an argument of a wrong type or out of range."""
     kinds = (layers, models, feature_maps)
     kind = next(getattr(module, name) for module in kinds if hasattr(module, name))
     assert kind(**MADE[name])
@@ -108,7 +108,7 @@ def test_the_constructor_names_a_wrong_argument(name):
 
 @pytest.mark.parametrize("op", EVERY)
 def test_the_operation_names_a_wrong_argument(op):
-    """An operation names a tensor with a wrong type, dtype, device or shape."""
+    """Errors of an operation name a tensor of wrong type, dtype, device or shape."""
     p = small(op, dropout=1)
     first, *_ = fuzz.takes(op)
     for name, x in p.x.items():
@@ -124,7 +124,7 @@ def test_the_operation_names_a_wrong_argument(op):
         ):
             others = isinstance(wrong, torch.Tensor) and wrong.dtype == x.dtype
             if name in (first, "to_q", "to_k") and (others or "precision" in message):
-                continue  # the error is about another argument then
+                continue  # The error names another argument.
             message = rf"^{op}: expected (weights\.)?{message}"
             refuses(partial(call, p, **{name: wrong}), message, error)
     some = torch.zeros(2, 3, 4, 5, dtype=torch.float64)

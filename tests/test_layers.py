@@ -30,7 +30,7 @@ from fwlab.models import LanguageModel
 
 
 def trained_biases(layer):
-    """Give a layer random biases, because those of a new layer are 0."""
+    """Set biases of a layer to random values, because initial biases are 0."""
     with torch.no_grad():
         for name, parameter in layer.named_parameters():
             if not name.startswith("to_"):
@@ -38,9 +38,9 @@ def trained_biases(layer):
     return layer
 
 
-#: The options of `FastWeightAttention(12, 4)`, and all of them at once. DPFP is
-#: left out: for keys of width 3 it has zeros, near which sum-normalised
-#: features jump, and results in half precision with them.
+#: Options of `FastWeightAttention(12, 4)`, and all options at once.
+#: DPFP is left out, because its features of keys of width 3 may be 0.
+#: Near 0, sum-normalised features, and results in half precision, are discontinuous.
 OPTIONS = {
     "one-memory": {"kv_heads": 1},
     "expand_v": {"expand_v": 5 / 3},
@@ -138,12 +138,12 @@ def setup(make, dtype=torch.float64):
 
 @layers
 def test_prefill_and_step_are_forward(make):
-    """Prefill, steps and naive give the output of forward, and padding is skipped."""
+    """`prefill`, `step` and the naive form agree with `forward`, and skip padding."""
     layer, x = setup(make)
     whole = layer(x)
     same = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-12)
     pieces, state = [], None
-    # Segments and single steps in turn.
+    # Alternate between segments and single steps.
     for start, stop in ((0, 17), (17, 23), (23, 33), (33, 40)):
         if start in (0, 23):
             y, state = layer.prefill(x[:, start:stop], state)
@@ -163,7 +163,7 @@ def test_prefill_and_step_are_forward(make):
 
 @layers
 def test_step_without_gradients(make):
-    """Without gradients, one state may continue twice; wrong states are refused."""
+    """Without gradients, a state can be continued twice; wrong states raise errors."""
     layer, x = setup(make)
     start, other = x[:, :3], x.flip(1)
     with torch.no_grad():
@@ -171,7 +171,7 @@ def test_step_without_gradients(make):
         _, state = layer.step(start[:, 2], state)
         wanted = layer(x), layer(torch.cat([start, other[:, :12]], 1))
         states, tokens = [state, state], (x[:, 3:], other)
-        # In turns, because one stream could write to the memory of the other.
+        # Alternate, because one stream could overwrite the memory of the other stream.
         for t in range(12):
             for i in range(2):
                 y, states[i] = layer.step(tokens[i][:, t], states[i])
@@ -192,7 +192,7 @@ def test_step_without_gradients(make):
 @pytest.mark.parametrize("name", ["sum", "gated_delta", "kimi_delta-values"])
 @torch.no_grad()
 def test_a_token_in_half_precision(name, monkeypatch):
-    """In half precision, a step needs no `prefill`, and its state is not rounded."""
+    """In half precision, `step` does not call `prefill` or round the state."""
     layer, x = setup(LAYERS[name], torch.bfloat16)
     _, state = layer.prefill(x)
     wanted = layer.prefill(x[:, :1], state)
@@ -205,7 +205,7 @@ def test_a_token_in_half_precision(name, monkeypatch):
 
 @pytest.mark.parametrize("name", [name for name in LAYERS if "aft" in name])
 def test_later_tokens_change_no_bit(name):
-    """Later tokens do not change a bit of AFT outputs, which sum over many steps."""
+    """Later tokens do not change any bit of earlier AFT outputs."""
     layer, x = setup(LAYERS[name])
     later = x.clone()
     later[:, 20:] = 100 * torch.randn(2, 20, 12)
@@ -238,7 +238,7 @@ all_layers = pytest.mark.parametrize("make", ALL_LAYERS.values(), ids=ALL_LAYERS
     ids=[*ALL_LAYERS, "aft-conv2d"],
 )
 def test_what_stands_in_masked_steps_reaches_nothing(make):
-    """Values at masked steps reach no output and no gradient, not even NaN."""
+    """Values at masked steps, even NaN, change no output and no gradient."""
     layer, x = setup(make)
     keep = drawn_mask(2, 40, share=0.7)
     if isinstance(layer, AFTConv2d):
@@ -248,7 +248,7 @@ def test_what_stands_in_masked_steps_reaches_nothing(make):
         dirty = torch.where(keep[..., None], x, filling).requires_grad_()
         y = layer(dirty, key_mask=keep)
         assert not y[~keep].any()
-        # The loss leaves padding out.
+        # The loss ignores padding.
         loss = y[keep].sin().sum()
         leaves = [dirty, *layer.parameters()]
         results.append([y, *torch.autograd.grad(loss, leaves, materialize_grads=True)])
@@ -260,7 +260,7 @@ def test_what_stands_in_masked_steps_reaches_nothing(make):
 @all_layers
 @pytest.mark.parametrize("masked", [False, True])
 def test_no_steps_change_nothing(make, masked):
-    """An empty prompt or an empty segment does not change the results."""
+    """An empty prompt or segment does not change the outputs or states of a layer."""
     layer, x = setup(make)
     nothing = x[:, :0]
     mask = torch.ones(2, 0, dtype=torch.bool) if masked else None
@@ -276,7 +276,7 @@ def test_no_steps_change_nothing(make, masked):
 
 @all_layers
 def test_what_a_layer_refuses(make):
-    """A layer refuses another device and an unknown implementation."""
+    """Inputs on another device, and unknown implementations, raise an error."""
     layer, x = setup(make)
     said = "expected x on cpu, like the layer's weights, got meta"
     refuses(lambda: layer(x.to("meta")), said, ValueError)
@@ -286,14 +286,14 @@ def test_what_a_layer_refuses(make):
 
 @pytest.mark.parametrize("name", [n for n in LAYERS if n != "transformer-xl"])
 def test_state_has_the_size_it_says(name):
-    """The state has the size of `state_size`, constant or growing with time."""
+    """The state of a layer has the size that `state_size` returns."""
     layer, x = setup(LAYERS[name])
     for time in (1, 40):
         _, state = layer.prefill(x[:, :time])
         size = sum(part.numel() for part in parts(state)) // len(x)
         try:
             assert size == layer.state_size()
-        except TypeError:  # the state grows
+        except TypeError:  # The state grows with time.
             assert size == layer.state_size(time)
 
 
@@ -311,7 +311,7 @@ def test_favor_scale_changes_nothing(rule):
 
 @pytest.mark.parametrize("rule", ["gated_delta", "kimi_delta"])
 def test_decays_start_as_published(rule):
-    """Rates and steps of decays start in the ranges of Yang et al. (2024)."""
+    """Initial rates and steps of decays are in the ranges of Yang et al. (2024)."""
     layer = FastWeightAttention(64, 32, rule=rule)
     rate = layer.gates.log_decay.log_rate.exp()
     step = torch.nn.functional.softplus(layer.gates.log_decay.bias)
@@ -369,7 +369,7 @@ PACKED = [name for name, make in LAYERS.items() if make().packs]
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name", PACKED)
 def test_a_packed_document_is_as_if_it_were_alone(name, masked):
-    """A packed document has the outputs, states and gradients of a separate call."""
+    """Packed documents have the outputs, states and gradients of separate calls."""
     layer, x = setup(LAYERS[name])
     lengths, x = [5, 0, 1, 14, 2], x[:1, :22].requires_grad_()
     cu_seqlens, leaves = torch.tensor([0, 5, 5, 6, 20, 22]), [x, *layer.parameters()]

@@ -24,7 +24,7 @@ def model(mixer, layers=1, **options):
     torch.manual_seed(0)
     sizes = {"heads": 2, "d_model": 12, "max_len": 16}
     made = LanguageModel(7, mixer, layers, **sizes, **options).double().eval()
-    with torch.no_grad():  # new models write the same at each step
+    with torch.no_grad():  # Initial models write the same at each step.
         for weight in made.parameters():
             weight.add_(0.3 * torch.randn_like(weight))
     return made
@@ -34,7 +34,7 @@ def model(mixer, layers=1, **options):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("more", [False, True])
 def test_every_rule(rule, more):
-    """The last state is the layer's own, and so is the state without the write."""
+    """`look` agrees with final states of a layer, with and without a write."""
     options, heads = {}, 4 if more else 2
     if more:
         normalize = RULES[rule].normalize is not None
@@ -99,7 +99,7 @@ def published(tmp_path_factory):
 
 @torch.no_grad()
 def test_a_published_model(published, tmp_path):
-    """The command writes a picture and numbers of `look` for a published model."""
+    """`fwlab look` writes a picture and the numbers of `look` for a published model."""
     tokens = torch.tensor([3, 1, 0, 5, 7, 4, 1, 0, 5, 7, 3, 1, 2, 0, 6, 7])
     layers, skipped = look(load(published), tokens, 0)
     assert [x.number for x in layers] == [1, 2, 3]
@@ -156,7 +156,7 @@ def test_what_does_not_fit(published, tmp_path):
 
 @pytest.mark.parametrize("tokens", ["characters", "words"])
 def test_a_run(tmp_path, monkeypatch, tokens):
-    """A hybrid stack with 16 positions reads the first 16 tokens of a text."""
+    """With a hybrid model of 16 positions, `fwlab look` reads the first 16 tokens."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text(
         "Eve saw it.\nNo, Eve hid it. So Eve won!\n" * 20
@@ -172,7 +172,7 @@ def test_a_run(tmp_path, monkeypatch, tokens):
     assert (code, err) == (0, "") and said.startswith("the first 16 of ")
     data = json.loads((tmp_path / "p.json").read_text())
     assert data["name"] == "Eve" or tokens == "characters"
-    if tokens == "characters":  # 16 characters contain only the first Eve
+    if tokens == "characters":  # 16 characters contain one Eve.
         assert "choose a word with --name WORD" in said and "kept" not in str(
             data["layers"]
         )
@@ -188,13 +188,13 @@ def test_a_run(tmp_path, monkeypatch, tokens):
 
 
 def reading(text, *cuts):
-    """Return a text and a tokenizer that cuts it at these places."""
+    """Return a `Reading` of a text that is tokenized at the positions `cuts`."""
     spans = [*zip((0, *cuts), (*cuts, len(text)), strict=True)]
     return Reading(model("delta"), torch.zeros(len(spans)).long(), spans, text, 0)
 
 
 def test_names():
-    """Names are found at their last token, without common words and parts of words."""
+    """`occurrences` finds names at their last token, but no common or partial words."""
     text = "The Adas and Ada and the other Ada: Ada."
     found = occurrences(reading(text, 3, 10, 14, 15, 32, 34, 37, 38), None)
     assert found == ("Ada", [4, 5, 8])
@@ -204,7 +204,7 @@ def test_names():
 
 
 def test_the_picture():
-    """The picture has a row for each head, and panels of decay only for decays."""
+    """The picture has a row for each head, and decay panels only if a rule decays."""
 
     def drawn(mixer, **options):
         layers, _ = look(model(mixer, 2, **options), torch.zeros(15).long(), 4)

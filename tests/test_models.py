@@ -1,4 +1,4 @@
-"""Test the language model: its stacks, options of its layers, and generation."""
+"""Test `LanguageModel`: stacks of mixers, options of layers, and generation."""
 
 import warnings
 
@@ -43,7 +43,7 @@ def tokens(*shape):
 
 
 def test_a_mixer_of_a_readers_own():
-    """A mixer that a reader writes takes all arguments by position, with any names."""
+    """A user's own mixer gets all arguments by position, so that names are free."""
 
     class Mean(torch.nn.Module):
         def forward(self, x, *rest):
@@ -60,7 +60,7 @@ def test_a_mixer_of_a_readers_own():
 
 
 def test_state_has_the_size_it_says(model):
-    """The state has the size of `state_size`; test_adapters.py compares segments."""
+    """The state of a model has the size that `state_size` returns."""
     for time in (1, 30):
         _, state = model.prefill(tokens(2, time))
         assert numbers(state) == 2 * model.state_size(time)
@@ -68,7 +68,7 @@ def test_state_has_the_size_it_says(model):
 
 @every_mixer
 def test_initial_weights(mixer):
-    """Initial weights have the distribution that the docstring states."""
+    """Initial weights have the distribution that `LanguageModel` documents."""
     torch.manual_seed(1)
     big = LanguageModel(65, mixer, layers=8, heads=2, d_model=128)
     for name, module in big.named_modules():
@@ -83,7 +83,7 @@ def test_initial_weights(mixer):
             assert weight.std().item() == pytest.approx(wanted, rel=0.1), name
     ends = [n for n, _ in big.named_parameters() if "to_out" in n or "contract" in n]
     assert len(ends) == 16
-    # An untrained model gives nearly uniform logits.
+    # The logits of an initial model are nearly uniform.
     logits = big(torch.randint(65, (4, 64))).flatten(0, 1)
     loss = F.cross_entropy(logits, torch.randint(65, (256,)))
     assert loss.item() == pytest.approx(4.174, abs=0.1)
@@ -95,8 +95,8 @@ def test_parameters_are_counted_without_position_tables():
 
     for mixer in MIXERS:
         assert count(64, mixer=mixer) == count(128, mixer=mixer), mixer
-    assert count(64, mixer="softmax") == 795_904  # nanoGPT prints 0.80M
-    # An MLP is two matrices without bias.
+    assert count(64, mixer="softmax") == 795_904  # nanoGPT prints 0.80M.
+    # An MLP has two matrices and no bias.
     wider = count(64, mixer="sum", d_ff=513) - count(64, mixer="sum")
     assert wider == 4 * 2 * 128
 
@@ -114,7 +114,7 @@ def test_generate_is_seeded(model):
 
 
 def test_top_k_draws_among_exactly_k():
-    """Top-k draws among exactly k tokens; of equal logits, the first ones count."""
+    """Top-k sampling draws from exactly k tokens, the first among equal logits."""
     logits = torch.tensor([[0.0, 2.0, 2.0, 2.0, 1.0]]).repeat(200, 1)
     generator = torch.Generator().manual_seed(0)
     for k, wanted in ((1, [1]), (2, [1, 2]), (4, [1, 2, 3, 4]), (9, [0, 1, 2, 3, 4])):
@@ -123,7 +123,7 @@ def test_top_k_draws_among_exactly_k():
 
 
 def test_long_texts(model):
-    """Text has no limit; a model with positions reads its last max_len tokens."""
+    """`generate` has no length limit; positions restrict inputs to max_len tokens."""
     prompt = tokens(1, 50)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -181,7 +181,7 @@ def test_rotary_positions_need_no_table():
         m = made(mixer=HYBRID, softmax={"rope": share})
         assert m.positions is None and m.max_len is None
         assert m(tokens(1, 50)).isfinite().all()
-    # AFT-simple has a table of positions, too.
+    # AFT-simple also requires a table of positions.
     assert made(mixer="aft-simple,softmax", softmax={"rope": 1}).positions is not None
 
 

@@ -1,4 +1,4 @@
-"""Test texts in which people move, and the pair of models that learn them."""
+"""Test generated texts about people who move, and the models of the home page."""
 
 import json
 import random
@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 
 def questions(tokens):
-    """Answer the questions of a text: map each `?` to (place, moves)."""
+    """Map the position of each `?` in a text to the answer (place, moves)."""
     words = [WORDS[token] for token in tokens.tolist()]
     at, moved, asked = {}, {}, {}
     for i, word in enumerate(words):
@@ -33,23 +33,23 @@ def test_labels_are_what_the_text_says():
         assert asked == (moved >= 0).nonzero()[:, 0].tolist() == list(answers)
         for i, (place, times) in answers.items():
             assert WORDS[labels[i]] == place and moved[i] == times
-            assert tokens[i + 1] == labels[i]  # the text contains the answer
+            assert tokens[i + 1] == labels[i]  # The text contains the answer.
             every.add(min(times, 2))
     assert every == {0, 1, 2}
 
 
-# The pair
+# --- The pair of models ---
 
 
 def test_pair_differs_only_in_what_a_write_corrects():
-    """After two writes under one key, only the delta rule removes the first value.
+    """After two writes with one key, only the delta rule removes the first value.
 
     After the first write, both memories are equal.
     """
     mixers = [pair_model(PairConfig(rule)).blocks[0].mixer for rule in ("sum", "delta")]
     for mixer in mixers:
         with torch.no_grad():
-            mixer.conv.weight.zero_()[:, -1] = 1  # no mixing of tokens
+            mixer.conv.weight.zero_()[:, -1] = 1  # Tokens are not mixed.
             mixer.gates.beta.projection.weight.mul_(100)
     x = torch.randn(1, 1, 32, generator=torch.Generator().manual_seed(0))
     states = [mixer.prefill(x)[1].memory for mixer in mixers]
@@ -62,7 +62,7 @@ def test_pair_differs_only_in_what_a_write_corrects():
 
 
 def test_train_pair(tmp_path, monkeypatch):
-    """A short run writes its command, weights and result."""
+    """A short run of docs/tools/pair.py writes its command, weights and result."""
     monkeypatch.chdir(tmp_path)
     options = "--rule sum --steps 4 --eval-every 2 --eval-texts 10"
     monkeypatch.setattr(sys, "argv", ["pair.py", *options.split()])

@@ -1,4 +1,4 @@
-"""Test the form of every notebook; nbval runs the cells."""
+"""Test the cells, outputs and exercises of every notebook; nbval runs the cells."""
 
 import ast
 import re
@@ -16,7 +16,7 @@ PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 BOOKS = {path.stem: nbformat.read(path, as_version=4) for path in PATHS}
-#: The course, without the notebooks on later articles.
+#: The notebooks of the course, without the notebooks on later articles.
 COURSE = {name: book for name, book in BOOKS.items() if name[0].isdigit()}
 
 
@@ -54,7 +54,7 @@ def test_figures_in_house_style():
         figures = [o["data"].get("image/svg+xml", "") for o in outputs if "data" in o]
         assert any(figures), name
         assert any("plots.style()" in cell.source for cell in code(book)), name
-        # Backgrounds are transparent, and the date is not stored.
+        # Figures have transparent backgrounds and no date.
         assert not re.search("<dc:date>|fill: #ffffff", "".join(figures)), name
 
 
@@ -99,7 +99,7 @@ def plain(text):
 
 @pytest.mark.parametrize("name", COURSE)
 def test_exercises_stand_beside_their_idea(name):
-    """An exercise is below its task, and before any code that answers it."""
+    """An exercise is below its task, and precedes all code that answers it."""
     cells, asked, before = COURSE[name].cells, [], set()
     for i, cell in enumerate(cells):
         if cell.cell_type == "code" and cell.id != "setup":
@@ -140,7 +140,7 @@ def test_predictions_are_blind(name):
                 if call == "predict":
                     asked.append(node.args[0].value)
                 elif call == "reveal":
-                    # One at a time, or in a loop over names.
+                    # Results are revealed one at a time, or in a loop over names.
                     left = [name for name in asked if f'"{name}"' not in cell.source]
                     computed = node.args[1:]
                     literal = [x for x in computed if isinstance(x, ast.Constant)]
@@ -150,7 +150,7 @@ def test_predictions_are_blind(name):
 
 
 def answered(cell: str, right: bool) -> str:
-    """Return the source of a cell with each of its questions answered."""
+    """Return the source of a cell with right or wrong answers to its questions."""
     for asks, name in re.findall(r"^_ = ((?:check|golf)\((\w+))", cell, re.M):
         each = EXERCISES[name]
         wrong = f"EXERCISES[{name!r}].misconceptions[0][1](*given)"
@@ -180,7 +180,7 @@ def answered(cell: str, right: bool) -> str:
 @pytest.mark.parametrize("right", [False, True])
 @pytest.mark.parametrize("name", COURSE)
 def test_notebooks_run_whatever_is_answered(name, right, monkeypatch):
-    """Notebooks run with right and with wrong answers."""
+    """Notebooks run to the end with right answers and with wrong answers."""
     monkeypatch.setenv("FWLAB_PROGRESS", "")
     book = nbformat.from_dict(COURSE[name])
     for cell in code(book):

@@ -31,7 +31,7 @@ WIDE = {
 @pytest.mark.parametrize("op", [*STREAMS, "softmax_attention"])
 @every_form
 def test_a_row_of_a_state_is_changed_in_place(op, implementation):
-    """A row of a state may be set to 0 in place, as `state[done] = 0`, with a graph."""
+    """A row of a state can be set to 0 in place, `state[done] = 0`, under autograd."""
     if implementation not in ops.implementations(op):
         pytest.skip("this operation has no such form")
     p = problem(f"op={op} batch=2 time=9 heads=2 key=4 value=3 window=3")
@@ -61,7 +61,7 @@ def reset(x):
 @both
 @pytest.mark.parametrize("time", [1, 70])
 def test_states_own_their_memory(op, implementation, time):
-    """A state owns its memory, since a view would keep its base alive."""
+    """A state owns its memory, because a view would keep its base alive."""
     options = f"batch=2 time={time} heads=2 key=4 value=3 window=3 state=1"
     for grad in ("all", "none"):
         p = problem(f"op={op} {options}", implementation=implementation, grad=grad)
@@ -72,7 +72,7 @@ def test_states_own_their_memory(op, implementation, time):
 
 @pytest.mark.parametrize("op", STREAMS)
 def test_what_is_kept_for_backward(op):
-    """Tensors saved for backward grow as inputs do; naive saves several times more."""
+    """Memory saved for the backward pass is linear in time; naive forms save more."""
 
     def kept(time, implementation):
         p = problem(
@@ -90,8 +90,8 @@ def test_what_is_kept_for_backward(op):
     # With more inputs, both forms save more tensors.
     many = ("aft_simple", "gated_delta_rule_2", "comba_rule", "rwkv7_rule")
     ratio = 2 if op in many else 4
-    # Naive saves at least four times as much for four times the steps; a
-    # measurement would fill the memory of a small machine.
+    # The naive form saves at least four times as much for four times the steps.
+    # Measuring this would fill the memory of a small machine.
     assert 4 * kept(256, "naive") > ratio * efficient[2]
 
 
@@ -130,7 +130,7 @@ def test_softmax_attention_shares_no_mask_and_takes_the_wider_type():
 @pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e-6, 1e15])
 @pytest.mark.parametrize("op", ["sum_rule", "delta_rule"])
 def test_normalized_rules_do_not_see_the_scale(op, scale, implementation):
-    """Normalised rules are invariant to the scale of q and k, down to tiny float32."""
+    """Normalised rules are invariant to the scale of q and k, from 1e-30 to 1e15."""
     x = problem(f"op={op} dtype=float32 time=50 heads=2 key=4 value=3 normalize=1").x
     x = {n: part.detach() for n, part in x.items() if n != "log_decay"}
     rule = partial(getattr(ops, op), normalize=True)
@@ -141,9 +141,9 @@ def test_normalized_rules_do_not_see_the_scale(op, scale, implementation):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_divergence_is_never_hidden(seed):
-    """With keys that are too long, efficient diverges no later than naive.
+    """With long keys, the efficient form overflows no later than the naive form.
 
-    While both are finite, efficient is right.
+    Before an overflow, the efficient form is correct.
     """
     generator = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(1, 400, 1, 8, generator=generator) for _ in range(3))
@@ -154,8 +154,8 @@ def test_divergence_is_never_hidden(seed):
     ]
     bad = [~torch.isfinite(y).all(-1) for y in results]
     first = [int(b.nonzero()[0]) for b in bad]
-    # One step of tolerance: rounding may delay an overflow by a step.
-    assert first[0] - 64 < first[1] <= first[0] + 1  # in the same chunk
+    # Rounding may delay an overflow by a step.
+    assert first[0] - 64 < first[1] <= first[0] + 1  # Both steps are in one chunk.
     assert bad[1][first[1] :].all()
     exact = ops.delta_rule(
         *(x.double() for x in (q, 3 * k, v, beta)), implementation="naive"
@@ -164,7 +164,7 @@ def test_divergence_is_never_hidden(seed):
         assert error(results[1][step], exact[step]) < 1e-2
 
 
-#: Gates with limits.
+#: Operations with a gate whose range is limited.
 LIMITED = [
     *(op for op in RULES if "log_decay" in fuzz.takes(op)),
     "implicit_delta_rule",
@@ -174,7 +174,7 @@ LIMITED = [
 @pytest.mark.parametrize("implementation", ["auto", "naive", "chunked", "efficient"])
 @pytest.mark.parametrize("name", LIMITED)
 def test_a_gate_out_of_its_range(name, implementation):
-    """A decay instead of its logarithm is refused, except at a masked step."""
+    """A gate out of its range raises an error, except at a masked step."""
     gate = "log_decay" if name != "implicit_delta_rule" else "beta"
     call = partial(getattr(ops, name), implementation=implementation)
     x = problem(f"op={name} batch=2 time=6 heads=2 key=3 value=3 grad=none").x
@@ -197,7 +197,7 @@ def test_a_gate_out_of_its_range(name, implementation):
 
 
 class Gain(nn.Module):
-    """Scale by a trained parameter, as an activation."""
+    """Compute tanh with a trained gain, as an activation."""
 
     def __init__(self):
         super().__init__()
@@ -209,7 +209,7 @@ class Gain(nn.Module):
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_an_activation_with_parameters_learns(alone):
-    """Parameters of an activation get gradients, and belong to the layer."""
+    """Parameters of an activation get gradients, and are parameters of the layer."""
     x = problem("op=fwp batch=2 time=40 heads=3 key=6 value=5").x
     x = {name: part.detach() if alone else part for name, part in x.items()}
     found = []

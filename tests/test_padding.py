@@ -11,7 +11,7 @@ from fwlab import ops
 from fwlab.layers import FastWeightAttention, SoftmaxAttention
 from fwlab.models import MIXERS, LanguageModel, Mixer
 
-#: Mixers in which padding has a position: only forward takes it, at the end of rows.
+#: Mixers in which padding has a position; only `forward` allows it, on the right.
 REFUSED = ("aft-full", "aft-local", "aft-conv", "transformer-xl")
 OWN = {
     "with convolutions": Mixer(
@@ -22,7 +22,7 @@ OWN = {
         Mixer(lambda s: SoftmaxAttention(s.d_model, s.heads, rope=0.5)),
     ],
 }
-#: Left, right, holes, only one real token, and no padding.
+#: Masks with padding on the left, on the right, in between, around a token, or none.
 MASKS = torch.tensor(
     [
         [0, 0, 0, 1, 1, 1, 1, 1, 1],
@@ -35,7 +35,7 @@ MASKS = torch.tensor(
 
 
 def made(mixer, max_len=24):
-    """Make a model with large weights, whose predictions differ."""
+    """Return a model with large random weights, so that its predictions vary."""
     torch.manual_seed(0)
     mixer = OWN.get(mixer, mixer)
     model = LanguageModel(11, mixer, 2, heads=2, d_model=8, max_len=max_len).double()
@@ -51,7 +51,7 @@ def model(request):
 
 
 def drawn(mask):
-    """Draw tokens, with an invalid id wherever there is padding."""
+    """Draw random tokens, with an invalid id at masked positions."""
     tokens = torch.randint(11, mask.shape, generator=torch.Generator().manual_seed(0))
     return tokens.where(mask, -100)
 
@@ -61,7 +61,7 @@ def close(found, wanted):
 
 
 def test_each_row_is_what_it_is_alone(model):
-    """Each row has the results of a separate call: at once, in pieces and in steps."""
+    """Each padded row has the results of a separate call, in segments and in steps."""
     start, more_mask = drawn(torch.ones(5, 2).bool()), MASKS.flip(0)[:, 1:6]
     text, more, one = drawn(MASKS), drawn(more_mask), torch.arange(5)
     whole, (_, state) = model(text, key_mask=MASKS), model.prefill(start)
@@ -86,7 +86,7 @@ def test_each_row_is_what_it_is_alone(model):
 
 @pytest.mark.parametrize("mixer", REFUSED)
 def test_padding_with_a_place_of_its_own(mixer):
-    """Padding with a position changes no earlier token; other uses are refused."""
+    """Padding with a position changes no earlier token; other uses raise errors."""
     model, text = made(mixer), drawn(MASKS[[1, 4]])
     logits = model(text, key_mask=MASKS[[1, 4]])
     close(logits[0, :5], model(text[:1, :5])[0])
@@ -99,7 +99,7 @@ def test_padding_with_a_place_of_its_own(mixer):
 
 
 def test_generate_continues_each_prompt(model):
-    """Each prompt continues as without padding on either side, also past `max_len`."""
+    """`generate` ignores padding on either side of a prompt, even beyond `max_len`."""
     prompts = [drawn(torch.ones(n).bool()) for n in (3, 20, 1, 20)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -202,7 +202,7 @@ PACKS = {*MIXERS} - {*PACKS, "feedback", "feedback-shared"}
 
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_a_packed_document_is_as_if_it_were_alone(mixer):
-    """A packed document has the results of a separate call, or the mixer is named."""
+    """Packed documents have the results of separate calls, or raise an error."""
     model, lengths = made(mixer), [5, 0, 16, 1]
     text, borders = drawn(torch.ones(1, 22).bool()), ints(0, 5, 5, 21, 22)
     if mixer not in PACKS:
@@ -214,7 +214,7 @@ def test_a_packed_document_is_as_if_it_were_alone(mixer):
     for y in (model(text, borders), wanted):
         loss = weighted(y)
         results.append([y, *torch.autograd.grad(loss, leaves, materialize_grads=True)])
-    # A decay of 0 is a difference of large logarithms.
+    # Errors are larger, since a decay of 0 is a difference of large logarithms.
     agree(*results, 1e-10)
 
 
@@ -239,6 +239,6 @@ def test_a_packed_layer_is_one_graph():
     whole = torch.compile(layer, backend="aot_eager", fullgraph=True)
     for lengths in ([4, 0, 5], [7, 1, 1]):
         cu_seqlens = ints(0, *lengths).cumsum(0)
-        with torch.no_grad():  # saves half of the time
+        with torch.no_grad():  # This saves half of the time.
             found = whole(x, cu_seqlens=cu_seqlens)
         agree([found], [layer(x, cu_seqlens=cu_seqlens)], 1e-6)

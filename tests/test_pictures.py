@@ -1,4 +1,4 @@
-"""Test that pictures are compared by their contents, not by their bytes."""
+"""Test that pictures of notebooks are compared by contents, not by bytes."""
 
 import functools
 import io
@@ -37,7 +37,7 @@ STORED = picture()
     [
         {"salt": "b"},  # Names of markers, clips and hatches are hashes.
         {"values": (1, 3.00001, 2)},
-        {"shade": 0.503},  # the next colour of the map
+        {"shade": 0.503},  # This is the adjacent colour.
     ],
 )
 def test_what_nobody_sees_makes_no_difference(change):

@@ -1,4 +1,4 @@
-"""Test that figures are legible."""
+"""Test the contrast of matrices, and the HTML of sliders."""
 
 import re
 
@@ -11,7 +11,7 @@ from fwlab import plots
 
 
 def luminance(color):
-    """Compute relative luminance by the definition of WCAG."""
+    """Compute the relative luminance of a colour, as WCAG defines it."""
     c = np.asarray(mpl.colors.to_rgb(color))
     return np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4) @ (
         0.2126,
@@ -35,7 +35,7 @@ def test_digits_of_a_matrix_stand_out(page):
     assert len(ax.texts) == 81
     assert len(digits) == 1
     paper = np.asarray(ax.get_facecolor())
-    assert paper[3] == 1  # the page is not visible through the cells
+    assert paper[3] == 1  # The background is opaque.
     for *color, alpha in ax.images[0].to_rgba(np.linspace(-2, 2, 81)[None])[0]:
         cell = alpha * np.asarray(color) + (1 - alpha) * paper[:3]
         assert contrast(cell, *digits) >= 4.5
@@ -55,7 +55,7 @@ def test_a_slider_shows_its_first_picture_without_scripts():
     assert html == made[1]._repr_html_() and repr(made[0]) == "<β>: 0.5, 1"
     frames = re.findall('<div data-value="([^"]+)"( hidden)?><img alt="([^"]+)"', html)
     assert frames == [("0.5", "", "&lt;β&gt; = 0.5"), ("1", " hidden", "&lt;β&gt; = 1")]
-    # The name is at the control, since a label around both would name the output.
+    # The control has the name, because a label would also name the output.
     assert "<div hidden>&lt;β&gt; = <output>0.5</output> <input" in html
     assert 'aria-label="&lt;β&gt;" aria-valuetext="0.5"' in html
     assert 'min="0" max="1" value="0"' in html and html.count("<script>") == 1

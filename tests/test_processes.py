@@ -17,7 +17,7 @@ TRAIN += ["--log-every", "1", "--out", "run"]
 
 @pytest.fixture
 def start(tmp_path):
-    """Start `fwlab train` in a folder, as one process or several of torchrun."""
+    """Return a function that runs `fwlab train` in one process or in several."""
 
     def start(name, number, *options):
         folder = tmp_path / name
@@ -27,14 +27,14 @@ def start(tmp_path):
         begin = [*many, str(number)] * (number > 1)
         command = [sys.executable, *begin, "-m", "fwlab", *TRAIN, *options]
         printed = subprocess.check_output(command, cwd=folder, text=True)
-        assert printed.count("parameters") == 1  # only one process prints
+        assert printed.count("parameters") == 1  # Only one process prints.
         return folder / "run"
 
     return start
 
 
 def assert_same(one, other):
-    """Require equality up to rounding errors of sums, which four steps enlarge."""
+    """Assert that two runs have the same metrics, weights and Adam states."""
     for a, b in zip(metrics(one), metrics(other), strict=True):
         for name in {*a} & {"loss", "validation_loss"}:
             assert b[name] == pytest.approx(a[name], abs=1e-5)
@@ -53,7 +53,7 @@ def test_two_processes_train_as_one(start):
 
 
 def test_two_processes_continue_what_one_began(start):
-    """Two processes continue a run of one, with carried state, on parts of a batch."""
+    """Two processes can continue a run that one process began with carried state."""
     options = ["--carry", "--accumulate", "2"]
     alone = start("alone", 1, *options, "--steps", "4")
     start("both", 1, *options, "--steps", "2")

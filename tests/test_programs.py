@@ -1,4 +1,4 @@
-"""Test the algorithmic task of the Feedback Transformer, and rules that save work."""
+"""Test the programs of the Feedback Transformer's task, and rules that guess output."""
 
 import random
 import re
@@ -18,7 +18,7 @@ from fwlab.data.programs import (
 
 
 def run(words, names):
-    """Run a statement in Python."""
+    """Execute one statement of a program in Python, with the variables `names`."""
     text = " ".join(words).replace("++", "+= 1").replace("--", "-= 1")
     exec(re.sub(r"print (\w)", r"printed.append(\1)", text), {}, names)
 
@@ -28,7 +28,7 @@ def statements(tokens):
 
 
 def in_python(tokens):
-    """Return the output of a program in Python."""
+    """Execute a program in Python, and return the values that it prints."""
     names = {"printed": []}
     for statement in statements(tokens):
         run(statement, names)
@@ -54,7 +54,7 @@ def test_labels_are_what_python_prints(variables):
 
 @pytest.mark.parametrize(("variables", "assigned"), [(3, 2.8), (5, 4.5)])
 def test_statistics(variables, assigned):
-    """Mean counts of statements are those of another implementation's 2000 programs."""
+    """Mean counts of statements agree with 2000 programs of another implementation."""
     rng = random.Random(0)
     made = [program(100, variables, rng) for _ in range(150)]
     kinds = dict.fromkeys(("=", "++", "--", "if", "print"), 0)
@@ -106,7 +106,7 @@ def test_guesses():
     assert said(labels) == [3, 4, 4]
     assert guesses == {
         "most frequent value": [],
-        "last print": [3, 4],  # nothing at the first print
+        "last print": [3, 4],  # The first print has no guess.
         "skip every if": [3, 4, 4],
         "every if is true": [3, 4, 3],
     }

@@ -1,4 +1,4 @@
-"""Test that functions of a reader are used, and that progress is stored."""
+"""Test `yours_or`, `golf`, stored progress, and functions kept in my_lab.py."""
 
 import itertools
 import json
@@ -30,13 +30,13 @@ from fwlab.exercises.checking import lines_of
 
 
 def write(W, k, v):
-    """Add a pair; a docstring does not count as a line of code.
+    """Return W plus a pair; `golf` does not count lines of a docstring.
 
     The second line does not count, either.
     """
-    # a comment does not count
+    # Comments do not count.
     return (
-        W  # a statement counts as one line
+        W  # One statement counts as one line.
         + v[..., :, None] * k[..., None, :]
     )
 
@@ -56,7 +56,7 @@ def hopeless(W, k, v):
 
 @pytest.fixture
 def notebook(monkeypatch, tmp_path):
-    """Start a kernel of a notebook in an empty folder."""
+    """Simulate a notebook kernel in an empty folder; return its progress file."""
     for name in ("CI", "PYTEST_VERSION", "FWLAB_PROGRESS"):
         monkeypatch.delenv(name, raising=False)
     shell = SimpleNamespace(kernel="")
@@ -83,7 +83,7 @@ def test_ours_is_used_otherwise(answer, capsys):
     ours = yours_or(answer, name="write")
     assert ours is EXERCISES["write"].reference
     assert capsys.readouterr().out == "write: fwlab's, until yours passes check.\n"
-    assert yours_or(ours) is ours  # the cell runs again
+    assert yours_or(ours) is ours  # The cell runs again.
     assert capsys.readouterr().out == "write: fwlab's.\n"
 
 
@@ -95,7 +95,7 @@ def test_an_unknown_function_stays_what_it_is(capsys):
 
 
 def test_yours_or_leaves_nothing_behind(notebook, monkeypatch, capsys):
-    """`yours_or` draws no numbers, prints one line, and grades and stores nothing."""
+    """`yours_or` changes no random state, prints one line, and stores nothing."""
     heard: list[str] = []
     monkeypatch.setattr(
         checking, "listener", lambda *arguments: heard.append(arguments)
@@ -140,10 +140,10 @@ def test_a_notebook_remembers_what_passed(notebook, capsys):
     predict("same_key", "c", sure=0.9)
     reveal("same_key")
     check_formula("unit_factor", a="1")
-    check(blank, "write")  # a wrong answer does not undo progress
+    check(blank, "write")  # A wrong answer does not undo progress.
     done = {"write": True, "same_key": False, "sure": {"same_key": 0.8}}
     assert json.loads(notebook.read_text()) == done
-    progress._session.clear()  # a new session
+    progress._session.clear()  # Start a new session.
     progress._sure.clear()
     assert progress.given() == {"same_key": 0.8}
     check_formula("unit_factor", a="phi @ phi", b="1 - beta * a", c="beta")
@@ -206,7 +206,7 @@ numbers = itertools.count()
 
 
 def cells(*sources: str) -> dict:
-    """Run cells as a kernel does."""
+    """Execute the sources of cells as a notebook kernel does; return their names."""
     names = {"__name__": "__main__"}
     for source in sources:
         place = f"<cell {next(numbers)}>"
@@ -233,11 +233,11 @@ def test_a_function_is_kept_with_what_it_uses_and_comes_back(notebook, capsys):
         "write: yours, from here on.\ndelta_step: fwlab's, until yours passes check.\n"
     )
     assert capsys.readouterr().out == said
-    blank = cells("def write(W, k, v): ...")["write"]  # a notebook that is opened again
+    blank = cells("def write(W, k, v): ...")["write"]  # The notebook is opened again.
     assert yours_or(blank).__module__ == "my_lab"
     assert "not right yet; yours in my_lab.py" in capsys.readouterr().out
     assert write(torch.zeros(1, 1), *torch.ones(2, 1)).item() == 1
-    # The functions that it calls are in the file already.
+    # The file already contains the functions that `correct` calls.
     again = "def correct(W, k, v):\n    return write(W, k, v - (W @ k[..., None])[..., 0])\n"
     check(cells("from my_lab import write\n", again)["correct"])
     assert mine("correct").__module__ == "my_lab"
@@ -283,7 +283,7 @@ def test_what_is_kept_runs_by_itself(notebook, capsys):
     names = cells(
         "SIGN, EPS, inf, k, one = 1, 1e-6, float('inf'), [1], [1]\n", helper, uses
     )
-    check(names["write"])  # k is a parameter, `one` a local name
+    check(names["write"])  # k is a parameter, and `one` is a local name.
     text = file.read_text()
     assert 'inf = float("inf")' in text and "1e-06" in text.split("def outer")[0]
     check(mine("write"), "write")

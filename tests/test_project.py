@@ -1,4 +1,4 @@
-"""Test the contest of rules, the checker, and the template of a project."""
+"""Test the contest of update rules, `fairness`, and the template of a project."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from fwlab.ops.delta.delta import delta_step
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "project"
 SAMPLES = {path.parent.name: path for path in FOLDER.glob("samples/*/results.json")}
 NOTEBOOK = FOLDER.parents[1] / "notebooks" / "18_project.ipynb"
-#: By question of the rubric, the words for 0, 1 and 2 points.
+#: Rows of the rubric: a question, and the words for 0, 1 and 2 points.
 RUBRIC = [
     row.split(" | ")
     for cell in json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
@@ -32,11 +32,11 @@ def plain(W, k, v):
 
 
 def test_a_seed_is_the_same_run_alone_and_beside_others():
-    """A seed gives the same run on its own and beside others, which share no state."""
+    """A seed has the same results in a contest of one run and of several runs."""
     alone = contest(plain, [0.1], [1], steps=3)
     beside = contest(plain, [0.3, 0.1], [0, 1], steps=3)
     for part in ("validation", "test"):
-        assert abs(alone[part][0][0] - beside[part][1][1]) <= 2e-4  # of 4 decimals
+        assert abs(alone[part][0][0] - beside[part][1][1]) <= 2e-4  # Rounding differs.
         assert alone[part][0][0] != beside[part][1][0]
 
 
@@ -48,7 +48,7 @@ def test_only_the_rule_differs():
 
 
 def test_the_newest_value_is_asked_for():
-    """The target is the newest value of a key, as in a dict of keys and values."""
+    """The target of a query is the newest value of its key, as in a dict."""
     keys, values, ask, newest = _streams(3, 50)
     for row in range(50):
         table = dict(zip(keys[row].tolist(), values[row].tolist(), strict=True))
@@ -81,7 +81,7 @@ def test_fairness_says_what_is_unequal(change, sentence):
 
 
 def test_the_template_runs(tmp_path):
-    """The template runs for two steps, and its rule is a copy of the bar."""
+    """The template of a project runs, and its rule has the results of the baseline."""
     for name in ("rule.py", "compare.py"):
         shutil.copy(FOLDER / name, tmp_path)
     rule = (tmp_path / "rule.py").read_text("utf-8")
@@ -110,7 +110,7 @@ def test_samples_say_what_was_measured():
         marks = re.findall(r"^\|.*\| (\d) \| (.*) \|$", section, re.M)
         points = [int(mark) for mark, _ in marks]
         assert f"**{sum(points)} of 10.**" in section
-        # The rubric's words for this number of points.
+        # Samples quote the rubric's words for their points.
         for (_, *words), mark, (_, why) in zip(RUBRIC, points, marks, strict=True):
             assert f"*{words[mark]}*" in why
 
@@ -137,7 +137,7 @@ def test_a_rule_of_the_editor_is_a_step():
         torch.autograd.grad(new.sum(), W)
 
 
-#: The text below the first line, or the complete text; and the error.
+#: Texts of rules, without `HEAD` unless they contain `def`, and their errors.
 REFUSED = """
 return W.data => line 2: there is no Attribute here
 return W[0] => line 2: there is no Subscript here

@@ -23,7 +23,7 @@ from fwlab.exercises.questions import _predicted, _question, is_right
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
-    """Start each test without predictions."""
+    """Clear all predictions before each test."""
     monkeypatch.setattr(progress, "_session", {})
     monkeypatch.setattr(progress, "_sure", {})
     _predicted.clear()
@@ -31,7 +31,7 @@ def alone(monkeypatch):
 
 @pytest.fixture
 def said(capsys):
-    """Call a function, and return its output as one line."""
+    """Return a helper that calls a function and returns the printed text in a line."""
 
     def said(function, *given, **named):
         capsys.readouterr()
@@ -80,7 +80,7 @@ def test_without_a_prediction_the_question_is_asked(said):
         ("crosstalk", 0, 0.88, "You predicted 0, off by 0.875. A matrix of width 8"),
         ("crosstalk", 0.9, 0.88, "You predicted 0.9: right."),
         ("crosstalk", 7, 0.88, "You predicted 7, off by 6.12."),
-        # 0.935 is the root of 0.875; 1/256 the square of 1/16.
+        # 0.935 is the square root of 0.875, and 1/256 is the square of 1/16.
         ("crosstalk", 0.935, 0.88, "That is its square root"),
         ("mean_square", 1 / 256, 1 / 16, "a square was taken once too often"),
         ("crosstalk", 7, 0.5, "This notebook found 0.5 instead."),
@@ -126,7 +126,7 @@ def test_a_probability_is_from_0_to_1(sure, said):
 
 
 def test_the_curve_shows_how_often_somebody_was_right(said):
-    """The curve has two points: two of three right at 90 %, and one of two at 50 %."""
+    """The calibration curve has the points (0.5, 1/2) and (0.9, 2/3)."""
     names = [name for name, each in QUESTIONS.items() if each.choices][:5]
     for i, name in enumerate(names):
         assert predictions() is None
@@ -136,7 +136,7 @@ def test_the_curve_shows_how_often_somebody_was_right(said):
         predict(name, answer, sure=0.9 if i < 3 else 0.5)
         reveal(name)
     predict(names[0], QUESTIONS[names[0]].truth, sure=0.1)
-    reveal(names[0])  # the first prediction counts
+    reveal(names[0])  # Only the first prediction counts.
     assert "74% on average; 60% of them were right." in said(predictions)
     (ax,) = predictions().axes
     _, low, high = ax.lines
@@ -215,7 +215,7 @@ def test_the_truth_is_right_and_every_mistake_is_named(name, said):
         {"a": "sum([max(x, -x) ** 2 for x in phi])"},
         {"a": "sum(phi[i] ** 2 for i in range(4))", "b": "exp(0) - beta * (phi @ phi)"},
         {"a": "float(phi @ phi)", "c": "max(beta * a, 0)", "b": "1 -\n beta * a"},
-        # A tensor that an expression makes has as many digits as the symbols.
+        # Tensors that an expression creates have the precision of the symbols.
         {"a": "phi @ (eye(4) @ phi)"},
     ],
 )
@@ -231,7 +231,7 @@ def test_any_way_to_write_it_is_right(ways):
         ("phi @ W", "RuntimeError"),
         ("W", "expected the shape [], got [3, 4]"),
         ("2 * phi @ phi", "with phi = 0.5 yours is 0.5; right is 0.25."),
-        # An expression gets copies, because with phi = 0 its length would be right.
+        # Expressions get copies; otherwise phi = 0 would make this answer right.
         ("phi.zero_() @ phi", "with phi = "),
         ("exit()", "SystemExit"),
         (3, "with phi"),

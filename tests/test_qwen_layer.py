@@ -15,7 +15,7 @@ from fwlab.exercises.course.to_qwen import (
 
 @pytest.mark.slow
 def test_transformers_returns_it_again():
-    """Any version of transformers returns the stored outputs; changes are detected."""
+    """The installed version of transformers reproduces the stored outputs."""
     pytest.importorskip("transformers.models.qwen3_5.modeling_qwen3_5")
     import qwen_layer
 
@@ -27,7 +27,7 @@ def test_transformers_returns_it_again():
 
 
 def test_a_small_qwen_is_a_checkpoint(monkeypatch):
-    """A small Qwen is a checkpoint with published names, as notebook 11 shows."""
+    """`as_published` compares logits of a small Qwen with `fwlab.models.load`."""
     load, seen = fwlab.models.load, []
 
     def spy(*given):

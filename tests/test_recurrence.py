@@ -1,6 +1,6 @@
-"""Test gradients by hand, as a function and as a node: what is computed, and how often.
+"""Test that `Recurrence` has correct gradients and runs each pass only once.
 
-test_compile.py checks the nodes of operations.
+test_compile.py checks the custom operators of operations.
 """
 
 import pytest
@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from fwlab.ops import _recurrence
 from fwlab.ops._recurrence import Recurrence
 
-#: Calls since a test began: the function, and which results it should compute.
+#: Calls of `forward` and `backward` in a test, and which results are required.
 calls = []
 
 
@@ -49,7 +49,7 @@ product = Recurrence(
 
 @pytest.fixture(params=["function", "node"])
 def traced(request, monkeypatch):
-    """Run the test eagerly and as if traced; return True for traced."""
+    """Run a test eagerly and as if traced; return True if traced."""
     calls.clear()
     if request.param == "node":
         monkeypatch.setattr(_recurrence, "is_traced", lambda x: True)
@@ -63,7 +63,7 @@ def inputs(a=True, b=True):
 
 
 def agrees(x, results, chosen=(0, 1)):
-    """Compare gradients of some of the results with those of autograd."""
+    """Assert that gradients of the `chosen` results agree with autograd."""
     leaves = [part for part in x if part is not None and part.requires_grad]
     a, b = x
     plain = a**3 if b is None else a**3 * b

@@ -1,4 +1,4 @@
-"""Test docs/reproduce: the command, and each experiment's grid, claims and a point."""
+"""Test the command of docs/reproduce, and grids, claims and points of experiments."""
 
 import json
 import os
@@ -44,7 +44,7 @@ FOLDER = DOCS / "reproduce"
 
 
 def test_every_claim_is_recomputed_from_the_stored_points():
-    """The table of claims is equal to claims of the stored points, row by row."""
+    """The stored table of claims agrees with the claims of the stored points."""
     assert hook.TABLE.read_text("utf-8") == hook.table()
 
 
@@ -63,7 +63,7 @@ def test_the_verdict_of_an_experiment():
     ours = [Claim("", "", "", which) for which in (True, False)]
     for claims, word in (
         ([yes, yes], "reproduced"),
-        ([yes, ours[1]], "reproduced"),  # our claims do not count beside published ones
+        ([yes, ours[1]], "reproduced"),  # Published claims have priority over ours.
         ([no], "not"),
         ([yes, no], "partly"),
         ([yes, overlap], "partly"),
@@ -89,7 +89,7 @@ def test_claims_of_points_that_are_missing():
 
 
 def test_seeds_of_an_order():
-    """Two seeds decide nothing; in a chain, the pair that is wrong decides."""
+    """`order` compares at least three seeds, and reports every overlapping pair."""
     assert order("", [[0.1, 0.2], [0.3, 0.4]]).apart is None
     clear, mixed = [[0.1, 0.2, 0.3], [0.5, 0.6, 0.7]], [0.4, 0.55, 0.8]
     assert order("", [*clear, mixed]).verdict == "seeds overlap"
@@ -131,7 +131,7 @@ def test_points_are_saved_one_by_one_and_not_run_again(tmp_path):
     assert saved["run"]["command"] == "python docs/reproduce/tiny.py --quick"
     assert saved["run"]["commit"] and saved["run"]["threads"] == 1
     assert [runs.read(i) is None for i in range(4)] == [True, True, False, True]
-    assert Runs(TINY, False, tmp_path).read(2) is None  # no point of the full version
+    assert Runs(TINY, False, tmp_path).read(2) is None  # The full version has no point.
     with pytest.raises(ValueError, match="a point from 0 to 3, got 4"):
         runs.run(4)
 
@@ -192,7 +192,7 @@ def test_two_texts_never_mix(tmp_path):
     with pytest.raises(ValueError, match="2 texts as corpus 'any': use another folder"):
         runs.collect()
     assert results("tiny", True, tmp_path) == first
-    points[1]["corpus"] = "python"  # named corpora may differ
+    points[1]["corpus"] = "python"  # Named corpora may differ.
     runs = Runs(read, True, tmp_path)
     runs.run(1)
     assert len(runs.collect()["points"]) == 2
@@ -203,7 +203,7 @@ def test_two_texts_never_mix(tmp_path):
 
 @pytest.fixture
 def command(tmp_path, monkeypatch, capsys):
-    """Run the command of `TINY`; return its output, or its error."""
+    """Return a function that runs the command of `TINY`, and returns its output."""
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["x.py", *arguments, "--out", str(tmp_path)])
@@ -276,7 +276,7 @@ def test_a_killed_run_continues_where_it_was(tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_grid(name):
-    """A grid has flat, distinct points with three seeds, and all stored points."""
+    """Every grid has distinct points, at least three seeds, and all stored points."""
     for quick in (True, False):
         points = load(name).points(quick)
         assert len({json.dumps(point) for point in points}) == len(points)
@@ -284,7 +284,7 @@ def test_every_grid(name):
             assert point.keys() == points[0].keys()
             assert all(isinstance(v, int | float | str) for v in point.values())
         sizes = [point.get("S", 0) for point in points]
-        assert all(a <= b for a, b in pairwise(sizes))  # stopped: all maps up to some S
+        assert all(a <= b for a, b in pairwise(sizes))  # Small S come first.
         assert {point["seed"] for point in points} >= {1, 2, 3}
         known = {tuple(point[n] for n in points[0]) for point in points}
         if saved := results(name, quick):
@@ -320,7 +320,7 @@ def test_models_that_are_compared_are_equally_large(name, some, apart):
 TEXT = "to be, or not to be, that is the question. " * 400
 SIZES = {"layers": 1, "d_model": 16, "batch": 2, "steps": 2, "warmup": 1}
 PARITY = formal.TASKS["parity"]
-#: Replacements that make runs short: new values of names in scripts.
+#: Values of (script, name) that make runs short.
 SHORT = {
     ("text", "load"): lambda name: TEXT,
     ("text", "SIZES"): {"small": SIZES},
@@ -347,7 +347,7 @@ SHORT = {
 MEMORY = {"S": 4, "d_key": 4, "budget": 20}
 PROGRAMS = {"statements": 12, "batch": 2, "steps": 20, "budget": 20, "parallel": 20}
 IMAGES = {"d_model": 8, "layers": 1, "budget": 1}
-#: Points: settings that select them, and settings that make them smaller.
+#: Experiments, settings that select a point, and settings that make it smaller.
 TINY_POINTS = [
     ("erasing", {"task": "pairs, 0.3", "erased": "the key"}, {}),
     ("erasing", {"task": "source code", "erased": "the key"}, {}),
@@ -386,7 +386,7 @@ TINY_POINTS = [
 
 @pytest.mark.parametrize(("name", "some", "smaller"), TINY_POINTS)
 def test_a_tiny_point(name, some, smaller, monkeypatch):
-    """A tiny point has the fields of stored points, and the same results twice."""
+    """A tiny point has the fields of a stored point, and is reproducible."""
     for (script, what), value in SHORT.items():
         monkeypatch.setattr(import_module(script), what, value)
     experiment, stored = load(name), results(name, True) or results(name, False)

@@ -1,4 +1,4 @@
-"""Test docs/reproduce/aft.py and aft-stability.py: data, layers, and measurements."""
+"""Test data, layers and training of docs/reproduce/aft.py and aft-stability.py."""
 
 from importlib import import_module
 
@@ -32,7 +32,7 @@ def test_windows_of_text_are_the_same_characters_for_every_length(monkeypatch):
 
 
 def test_models_are_equally_large():
-    """Models have the same size within 1 %, also without biases or with full ones."""
+    """All models have the same number of parameters within 1 %."""
     for T, names in ((64, (*aft.OF_IMAGES, aft.WHOLE)), (128, aft.WINDOWS.values())):
         every = [aft.build(name, 18, T, 32, 2) for name in (*names, "aft-simple")]
         sizes = [sum(p.numel() for p in model.parameters()) for model in every]
@@ -40,14 +40,14 @@ def test_models_are_equally_large():
 
 
 def test_biases_by_rows_and_columns():
-    """Biases by rows and columns give the result of a loop over pixels."""
+    """AFT with biases by row and column agrees with a loop over pixels."""
     layer, x = aft.AFTConvImage(8, 2).double(), torch.randn(2, 64, 8).double()
     torch.nn.init.ones_(layer.kernel.gamma)
     kernel = layer.kernel().view(2, 9, 15)
     w = torch.zeros(2, 64, 64).double()
     for t in range(64):
         for j in range(t + 1):
-            row, column = divmod(j - 1, 8)  # the start token: row -1, column 7
+            row, column = divmod(j - 1, 8)  # The start token is at (-1, 7).
             w[:, t, j] = kernel[:, t // 8 - row, t % 8 - column + 7]
     qkv = [f(x) for f in (layer.to_q, layer.to_k, layer.to_v)]
     y = [ops.aft_full(*(a[..., 4 * h : 4 * h + 4] for a in qkv), w[h]) for h in (0, 1)]
@@ -57,7 +57,7 @@ def test_biases_by_rows_and_columns():
 
 
 def test_training_ends_where_the_loss_no_longer_falls(monkeypatch):
-    """Training ends with the weights of the best evaluation, here the third."""
+    """Training stops early with the weights of the best evaluation, here the third."""
     losses, seen = iter([3, 2.5, 2, 4, 4, 4, 4, 4, 0]), []
 
     def evaluate(model, tokens):
@@ -74,7 +74,7 @@ def test_training_ends_where_the_loss_no_longer_falls(monkeypatch):
 
 
 def test_every_way_to_compute_aft():
-    """Every way to compute AFT is right for small keys, only fwlab's for large keys."""
+    """Every method is correct for small keys, but only fwlab's for large keys."""
     k, v, w = (torch.randn(20, width).double() for width in (3, 3, 20))
     seen = torch.ones(20, 20, dtype=torch.bool).tril()
     exact = stability.softmax(k, v, w, seen)

@@ -1,4 +1,4 @@
-"""Test docs/reproduce/feedback-*.py: the reach of a short memory, and the cost."""
+"""Test layers, costs and tasks of docs/reproduce/feedback-*.py."""
 
 from importlib import import_module
 
@@ -17,7 +17,7 @@ USUAL = {"feedback": FeedbackTransformer, "transformer": SoftmaxAttention}
 
 
 def reached(layer):
-    """Return pairs of a changed step and a step whose output changes."""
+    """Return the pairs (i, t) where a change of input i changes output t of a layer."""
     x = torch.randn(1, 12, 8, dtype=torch.float64)
     pairs = set()
     for changed in range(12):
@@ -35,8 +35,8 @@ def test_a_layer_sees_its_own_block_and_the_one_before(model):
     before = {(i, t) for t in range(12) for i in range(t + 1)}
     near = {(i, t) for i, t in before if t // 3 - i // 3 <= 1}
     if model == "feedback":
-        assert reached(layer) == before  # memories carry earlier steps along
-        layer.merge.data[1:] = -1000  # memories are embeddings now
+        assert reached(layer) == before  # Memories contain earlier steps.
+        layer.merge.data[1:] = -1000  # Now memories are embeddings.
     assert reached(layer) == near
 
 
@@ -53,7 +53,7 @@ def test_a_long_memory_is_no_limit(model):
 
 
 def test_cost_counts_all_stages(monkeypatch):
-    """The cost has all stages: a chain counts layers, or tokens of a feedback layer."""
+    """The cost of a curriculum includes all stages, and growing lengths cost less."""
     monkeypatch.setattr(curriculum, "EVERY", 1)
     tiny = {"statements": 5, "batch": 2, "budget": 4, "parallel": 3, "layers": 2}
     point = curriculum.points(True)[2] | tiny
@@ -69,11 +69,11 @@ def test_cost_counts_all_stages(monkeypatch):
 
 
 def test_tasks_are_what_the_page_says():
-    """Tasks are those of the page: a walk, a count, copied and reversed sequences."""
+    """The answers of the tasks walk, count, copy and reverse are correct."""
     torch.manual_seed(0)
     actions, places = tasks.walk(3, 200)
     for steps, squares in zip(actions.tolist(), places.tolist(), strict=True):
-        place, turn = 0 + 0j, 1j  # a row and a column; the walk begins along the row
+        place, turn = 0 + 0j, 1j  # The walk begins at row 0, column 0, along the row.
         for step, square in zip(steps, squares, strict=True):
             turn *= {0: 1, 1: 1j, 2: -1j}[step]
             to = place + turn * (step == 0)

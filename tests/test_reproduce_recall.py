@@ -15,12 +15,12 @@ from fwlab.bench.undoing import recovered
 
 tracking = import_module("state-tracking")
 EYE, FOUR = torch.eye(4), [*permutations(range(4))]
-#: Each moves entry `i` to position `permutation[i]`.
+#: Permutation matrices; each moves entry `i` to position `permutation[i]`.
 MATRICES = [EYE[:, permutation] for permutation in FOUR]
 
 
 def rows(batch):
-    """Return tokens and answers of each sequence, as lists."""
+    """Iterate over the tokens and the answers of all sequences, as lists."""
     return zip(*map(torch.Tensor.tolist, batch), strict=True)
 
 
@@ -32,7 +32,7 @@ def test_every_key_is_asked_once_for_its_most_recent_value():
             assert max(keys) < 12 <= min(values) and max(values) < 24
             assert {keys.count(key) for key in keys} == {shows}
             assert len({*values}) == len(values)
-            memory = dict(zip(keys, values, strict=True))  # the last value counts
+            memory = dict(zip(keys, values, strict=True))  # The last value counts.
             assert sorted(row[end:]) == sorted(memory)
             assert answers == [UNASKED] * end + [memory[key] for key in row[end:]]
     # The order of pairs and of queries is random.
@@ -43,7 +43,7 @@ def test_every_key_is_asked_once_for_its_most_recent_value():
 
 
 def test_sequences_of_zoology():
-    """Sequences have pairs, repeated keys, and a query per key among random tokens."""
+    """Sequences of `mqar` have pairs, repeated keys, and one query for each key."""
     torch.manual_seed(1)
     for returns in (0, 2, 4):
         end = 2 * (4 + returns)
@@ -53,18 +53,18 @@ def test_sequences_of_zoology():
             assert len({*keys[:4]}) == 4 and {*keys[4:]} <= {*keys[:4]}
             assert 0 < min(keys) <= max(keys) < 128 <= min(values) <= max(values) < 256
             assert len({*values}) == len(values) and len({*keys[4:]}) == returns
-            memory = dict(zip(keys, values, strict=True))  # the last value counts
+            memory = dict(zip(keys, values, strict=True))  # The last value counts.
             asked = [at for at, answer in enumerate(answers) if answer != UNASKED]
             assert {row[at]: answers[at] for at in asked} == memory
             assert len(asked) == 4 and {*asked} <= {*range(end, 64, 2)}
-        # The first position is drawn most often, first with 1 of 1 + 1/2 + 1/3 + ...
+        # Positions follow a power law, so that the first position is drawn most often.
         places = (batch[1] != UNASKED)[:, end::2].double().mean(0)
         assert len(places) == 28 - returns
         assert places[0] > 0.6 > 0.1 > places[-4:].mean()
 
 
 def test_answers_of_formal_languages_are_those_of_python():
-    """Answers are those of Python: `eval` of each prefix, and the parity of bits."""
+    """Answers agree with Python's `eval` of each prefix, and with parities of bits."""
     letters = "01234" + formal.OPERATORS
     for tokens, answers in rows(formal.arithmetic(20, 40)):
         text = "".join(letters[t] for t in tokens)
@@ -123,7 +123,7 @@ def test_compositions_are_products_of_matrices():
 
 
 def test_an_update_with_beta_2_swaps_two_items():
-    """Weights by hand make no error with beta 2, also with 3 updates per token."""
+    """Weights by hand with beta = 2 and three updates per token make no error."""
     point = {"task": "compose", "weights": "by hand", "limit": 2, "seed": 1}
     found = tracking.run(point | {"items": 4, "steps": 3})
     assert found["near"] == found["far"] == 1

@@ -1,4 +1,4 @@
-"""Test tasks, models and laws of the experiments about memories of pairs."""
+"""Test tasks, models and loss formulas of the experiments on retrieval of pairs."""
 
 import csv
 from hashlib import sha256
@@ -56,7 +56,7 @@ def test_finding_nothing_costs_one_half():
 def test_training_retrieves_what_the_operation_retrieves(rule, phi, repeat):
     model = Retriever(9, 4, rule, phi).double()
     if phi.startswith("favor"):
-        model.phi.redraw = lambda seed=None: None  # the same features twice
+        model.phi.redraw = lambda seed=None: None  # Use the same features twice.
     keys, values, _ = retrieval(3, 9, 18 if repeat else 9, repeat=repeat)
     queries = torch.arange(9).expand(3, -1)
     one, other = (f(keys, values, queries) for f in (model, model.retrieve))
@@ -68,7 +68,7 @@ def test_the_key_depends_on_the_value_and_the_query_does_not():
     key = torch.tensor([[2]])
     first, other = (model._project(key, torch.tensor([[v]]), key) for v in (1, 3))
     assert torch.equal(first[0], other[0]) and not torch.equal(first[1], other[1])
-    # A projection of the concatenation, as in the authors' code.
+    # Keys are projections of a concatenation, as in the authors' code.
     whole = model.to_k(torch.cat([torch.eye(6)[1], model.embedding[2]]))
     assert torch.allclose(first[1][0, 0], model.phi(whole), atol=1e-6)
 
@@ -109,12 +109,12 @@ def test_asking_all_keys_trains_on_each_key_that_occurs(rule, repeat):
 
 
 def test_the_authors_evaluate_groups_of_the_first_keys(monkeypatch):
-    """The loss of the authors uses the first 200 of 225 keys, and groups of them."""
+    """The loss of the authors averages over groups of the first 200 of 225 keys."""
     model = Retriever(225, 2, "sum", "linear")
 
     def retrieve(keys, values, queries):
         found = F.one_hot(values.gather(1, keys.argsort(-1)), 225).float()
-        found[:, [199, 224]] = 0  # each error costs 0.5; one is in the last group
+        found[:, [199, 224]] = 0  # Each error costs 0.5; one is in the last group.
         return found
 
     monkeypatch.setattr(model, "retrieve", retrieve)
@@ -125,10 +125,10 @@ def test_the_authors_evaluate_groups_of_the_first_keys(monkeypatch):
 @pytest.mark.parametrize(
     ("gain", "losses", "steps", "ended"),
     [
-        (0.0, [0.5 - 1e-5 * i for i in range(30)], 30, "budget"),  # each loss is better
-        (0.0, [0.4] * 30, 12, "no progress"),  # the first, and 11 not better
+        (0.0, [0.5 - 1e-5 * i for i in range(30)], 30, "budget"),  # Each loss improves.
+        (0.0, [0.4] * 30, 12, "no progress"),  # 11 losses do not improve.
         (0.002, [0.5 - 1e-5 * i for i in range(30)], 6, "no progress"),
-        (0.002, [0.5 - 5e-4 * i for i in range(30)], 30, "budget"),  # a gain in 5
+        (0.002, [0.5 - 5e-4 * i for i in range(30)], 30, "budget"),  # Gains suffice.
         (0.002, [0.4, 0.3, 0.1, 0.0009], 4, "solved"),
         (0.0, [0.4, 0.3, float("nan")], 3, "diverged"),
     ],
@@ -176,7 +176,7 @@ def test_all_steps_at_once_are_the_loop(name, erased):
 
 
 def test_each_direction_is_what_its_name_says():
-    """Each direction has the length of the key, and is the one that its name says."""
+    """Each direction that is erased matches its name, and has the length of the key."""
     k = torch.rand(3, 2, 5, 4).double() + 0.1
 
     def direction(erased, mean=0.0):
@@ -198,7 +198,7 @@ def test_each_direction_is_what_its_name_says():
     unit = centred / centred.norm(dim=-1, keepdim=True)
     assert torch.allclose(direction(erasing.CENTRED, 0.3), unit * lengths)
     layer = Erasing(8, 2, 4, "ELU + 1", erasing.CENTRED).double()
-    layer.direction(torch.cat([k, torch.zeros_like(k)], 2))  # steps that write nothing
+    layer.direction(torch.cat([k, torch.zeros_like(k)], 2))  # Zeros write nothing.
     assert torch.allclose(layer.mean[:, 0], k.mean((0, 2)))
 
 
@@ -222,7 +222,7 @@ def test_the_last_value_of_a_key_is_asked(returns):
 
 def test_the_rate_of_a_text_counts_other_successors():
     now = torch.tensor([[1, 2, 1, 2, 1, 3, 3, 3]])
-    # After 1 come 2, 2, 3; after 2 come 1, 1; after 3 come 3, 3: one of seven differs.
+    # 2, 2, 3 follow 1; 1, 1 follow 2; 3, 3 follow 3: one of seven successors differs.
     assert erasing.returned(now) == round(1 / 7, 4)
 
 
@@ -254,7 +254,7 @@ def test_the_predictions_are_those_that_were_written_down():
 def test_the_best_memory_of_random_directions_has_the_loss_of_the_law(
     features, rank, decay, writes
 ):
-    """An untrained memory along random directions has the loss the law predicts."""
+    """A memory along random directions has the loss that `law.predicted` returns."""
     S, generator = 40, torch.Generator().manual_seed(1)
     torch.manual_seed(1)
     keys, values, last = law.draw_pairs(1000, S, writes)
@@ -270,7 +270,7 @@ def test_the_best_memory_of_random_directions_has_the_loss_of_the_law(
     loss = (scale * found - wanted).square().sum(-1).mean().item() / 2
     point = {"S": S, "map": "linear", "d_key": features, "rank": rank}
     point |= {"decay": decay, "writes": writes}
-    # The law ignores that a key may return with the same value by chance.
+    # The formula ignores that a key may return with the same value by chance.
     assert loss == pytest.approx(law.predicted(point), abs=0.008)
 
 
@@ -295,7 +295,7 @@ def test_the_layer_of_the_best_step_has_the_loss_of_its_solver(rule, noise):
         for beta in betas:
             layer.strength.copy_(torch.logit(torch.as_tensor(beta), 1e-6))
             found.append(error(layer, pairs).item())
-    # Of 30,000 sequences, the mean is off by about 1 %.
+    # The mean of 30,000 sequences has an error of about 1 %.
     assert min(found) == pytest.approx(LAWS[rule](N, D, noise), rel=0.05)
 
 

@@ -1,4 +1,4 @@
-"""Test `text` and ablation, language-model, length, replacing and state-size."""
+"""Test the experiments on text, such as language-model, length and state-size."""
 
 from dataclasses import replace
 from hashlib import sha256
@@ -72,7 +72,7 @@ def test_loss_and_norm_by_position(mixer):
 
 
 def test_memory_is_cut_at_evaluation():
-    """Evaluating with less memory uses the trained weights in a smaller model."""
+    """Evaluation with less memory equals a smaller model with the trained weights."""
     options = {"lr": 0.03, "min_lr": 0.03, "steps": 30, "carry": True}
     run, other = (small(state_size.mixer({"memory": n}), **options) for n in (8, 2))
     run.eval_rows = other.eval_rows = 2
@@ -85,7 +85,7 @@ def test_memory_is_cut_at_evaluation():
 
 @pytest.mark.parametrize("lr", [0.0, 0.1])
 def test_a_state_is_stale_if_weights_have_changed(lr, monkeypatch):
-    monkeypatch.setattr(state_size, "AHEAD", 16)  # shorter than the carried memory
+    monkeypatch.setattr(state_size, "AHEAD", 16)  # The carried memory is longer.
     run = small(lr=lr, min_lr=lr, steps=5, carry=True)
     text.train(run)
     found = state_size.by_state(run)
@@ -98,7 +98,7 @@ def test_a_state_is_stale_if_weights_have_changed(lr, monkeypatch):
 
 
 def test_windows_of_every_length_have_the_same_characters(monkeypatch):
-    learned = {"softmax", "aft-simple", "aft-full", "aft-local"}  # position parameters
+    learned = {"softmax", "aft-simple", "aft-full", "aft-local"}  # Length is limited.
     assert MIXERS.keys() - {*length.NAMES} == learned
     monkeypatch.setattr(length, "LENGTHS", (8, 16, 32))
     monkeypatch.setattr(length, "READ", 64)
@@ -114,7 +114,7 @@ def test_windows_of_every_length_have_the_same_characters(monkeypatch):
 
 
 def test_what_is_saved_for_the_backward_pass():
-    """Saved tensors are proportional to the batch, without the weights."""
+    """Memory that is saved for the backward pass is proportional to the batch size."""
     one, two = (small(d_model=64, batch=n).saved_mib() for n in (8, 16))
     assert two == pytest.approx(2 * one, rel=0.05) and one > 0.1
 

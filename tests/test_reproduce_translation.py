@@ -1,4 +1,4 @@
-"""Test `translation`: number words, the models, and the scores."""
+"""Test the data, the training and the decoding of the experiment `translation`."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def test_features_of_the_performer_change_while_it_learns_only(kind):
 
 @pytest.mark.parametrize("attention", ["softmax", ELU1()], ids=["softmax", "elu"])
 def test_a_model_learns_the_words_it_has_seen(attention):
-    """A model learns twelve words by heart: loss, masks and decoding agree."""
+    """A model memorises twelve number words, and decodes them correctly."""
     model = EncoderDecoder(len(ENGLISH), len(GERMAN), 1, 2, 16, attention=attention)
     point = {"map": "softmax", "budget": 100, "batch": 12, "lr": 2e-2}
     curve = translation.train(model, range(12), point)

@@ -1,4 +1,4 @@
-"""Test the page of the rule editor: its error messages, and its tasks."""
+"""Test the error messages and the tasks of the rule editor."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from npm import program
 from test_blackboard import FIGURES, drawn, in_page
 
 HEAD = "def step(W, k, v, beta):\n    "
-#: The text below the first line, or the complete text; and the page's message.
+#: Texts of rules, without `HEAD` unless they are complete, and their error messages.
 MISTAKES = """
 def step(W): return W => line 1: write def step(W, k, v, beta): and nothing else
 def step(W, k, k):; return W => line 1: an input stands there twice
@@ -84,8 +84,8 @@ console.log(JSON.stringify(JSON.parse(settings).map(([seeds, setting]) => {
   return { ...draws[0], shares: Object.fromEntries(rules.map(shares)) };
 })));
 """
-#: By name: the number of draws, and their options.
 ROOM = {"pairs": 5, "width": 24, "length": 1, "strength": 1}
+#: Tasks by name: the number of draws, and their options.
 SETTINGS = {
     f"{task} {largest}": (5, ROOM | {"task": task, "two": largest == 2})
     for task in ("replace", "forget", "track")
@@ -113,7 +113,7 @@ def test_tokens_say_what_each_key_should_hold(tasks):
             if " gets " in words:
                 key, value = words.split(" gets ")
                 if name.startswith("forget") and words == "key 1 gets value 1":
-                    holds.clear()  # a new topic
+                    holds.clear()  # A new topic begins.
                 holds[key] = value
             elif words == "the sign turns":
                 turned = {"plus": "minus", "minus": "plus"}
@@ -128,7 +128,7 @@ def test_tokens_say_what_each_key_should_hold(tasks):
 
 
 def test_what_rules_can_and_cannot(tasks):
-    """Each rule solves the tasks that theory says: see docs/figures/write.md."""
+    """Rules solve or fail tasks as theory predicts; see docs/figures/write.md."""
 
     def shares(task, rule):
         return tasks[task]["shares"][rule]
@@ -140,7 +140,7 @@ def test_what_rules_can_and_cannot(tasks):
     for same in ("gated delta", "Kimi", "gated delta 2", "Comba", "RWKV-7"):
         assert shares("replace 2", same) == shares("replace 2", "delta")
     assert sum(shares("replace 2", "delta")) > sum(shares("replace 2", "sum"))
-    # Where not all keys fit, decay or correction helps.
+    # If not all keys fit, decay or erasing helps.
     gated, delta, adds = (sum(shares("tight", x)) for x in ("gated", "delta", "sum"))
     assert gated > delta + 1 > adds + 2
     assert shares("tight", "implicit") != shares("tight", "delta")

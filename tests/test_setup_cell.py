@@ -1,4 +1,4 @@
-"""Test the first code cell of the notebooks: where it finds fwlab, and in what order.
+"""Test where the setup cell of notebooks searches for fwlab, and in which order.
 
 Each test has a new virtual environment with all packages that are installed here,
 except fwlab, and no network. Places that the cell searches later contain files
@@ -28,7 +28,7 @@ WHEEL = f"fwlab-{fwlab.__version__}-py3-none-any.whl"
     for cell in json.loads(NOTEBOOKS[0].read_text("utf-8"))["cells"]
     if cell["id"] == "setup"
 )
-#: A script that runs cells as Jupyter does, and prints where fwlab is then.
+#: A script that runs a cell as Jupyter does, and prints the path of fwlab.
 RUN = """
 import sys
 from IPython.core.interactiveshell import InteractiveShell
@@ -67,10 +67,10 @@ def machine(tmp_path):
 
 
 class Machine:
-    """Make a virtual environment, and a folder for the notebook in another folder."""
+    """Create a virtual environment and a folder for notebooks, and run code there."""
 
     def __init__(self, folder: Path):
-        self.above = folder / "a course"  # a space in the path, as people have
+        self.above = folder / "a course"  # Paths may contain spaces.
         self.here = self.above / "notebooks"
         self.home, self.others = folder / "home", folder / "others"
         for made in (self.here, self.home, self.others):
@@ -80,20 +80,20 @@ class Machine:
         paths = {"base": str(self.prefix), "platbase": str(self.prefix)}
         self.packages = Path(sysconfig.get_path("purelib", vars=paths))
         self.installed = self.packages / "fwlab" / "__init__.py"
-        # A path file, as of an editable install.
+        # Skip fwlab and the path files of editable installs.
         for path in Path(sysconfig.get_path("purelib")).iterdir():
             if "fwlab" not in path.name and path.suffix != ".pth":
                 (self.others / path.name).symlink_to(path)
         (self.packages / "others.pth").write_text(f"{self.others}\n")
 
     def run(self, code: str, text: str, **env: str) -> str:
-        """Return the output of `code`, including all errors."""
+        """Run `code` with the input `text`, and return its output and errors."""
         # Set only these variables, no other settings of the user.
         kept = {k: v for k, v in os.environ.items() if k in ("PATH", "OMP_NUM_THREADS")}
         kept |= {"HOME": str(self.home), "PIP_NO_INDEX": "1"}
         kept |= {"https_proxy": "http://127.0.0.1:9"}
-        # For pip, "0" sets the option. Isolation would download setuptools
-        # again; the others take time.
+        # For pip, "0" sets an option of this kind.
+        # Build isolation would download setuptools again; the other steps take time.
         kept |= {"PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_WARN_CONFLICTS": "0"}
         kept |= {"PIP_NO_COMPILE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
         return subprocess.run(
@@ -108,13 +108,13 @@ class Machine:
         ).stdout
 
     def set_up(self, cell: str = SETUP, **env: str) -> Path:
-        """Return the path of fwlab after the cell."""
+        """Run the setup cell, and return the path of fwlab that it found."""
         said = self.run(RUN, cell, **env)
         assert Path(said.splitlines()[-1]).is_file(), said
         return Path(said.splitlines()[-1])
 
     def stop(self, cell: str = SETUP, **env: str) -> str:
-        """Return the output of a cell that fails."""
+        """Run a setup cell that must fail, and return its output."""
         said = self.run(RUN, cell, **env)
         assert said.endswith("stopped\n"), said
         assert not list(self.packages.glob("fwlab*"))
@@ -133,7 +133,7 @@ ADDRESS = "https://git.example/a/b"
 
 
 def addressed() -> str:
-    """Return the cell with the URLs that docs/contribute.md describes."""
+    """Return the setup cell with a repository URL, as in docs/contribute.md."""
     page = (ROOT / "docs" / "contribute.md").read_text("utf-8")
     (change,) = re.findall(r"sed -i '(.*)' notebooks", page)
     done = subprocess.run(
@@ -160,13 +160,13 @@ def test_wheel_beside_the_notebook(machine, wheel):
     older = machine.here / "fwlab-9.0.0-py3-none-any.whl"
     older.write_text("an older file")
     os.utime(older, (0, 0))
-    # A second download of the wheel, whose name pip refuses.
+    # pip refuses the file name of a second download.
     (machine.here / WHEEL.replace(".whl", " (1).whl")).write_text("the same again")
-    # Folders with the name fwlab are no checkouts.
+    # Folders that only have the name fwlab are not checkouts.
     (machine.above / "fwlab").mkdir()
     (machine.here / "fwlab").mkdir()
     assert machine.set_up(addressed()) == machine.installed
-    # The installation has data and no torch of its own, and is permanent.
+    # The installation has data, does not install torch, and is permanent.
     assert (machine.installed.parent / "data" / "results").is_dir()
     assert not list(machine.packages.glob("torch*"))
     assert machine.set_up() == machine.installed
@@ -187,7 +187,7 @@ def test_address(machine, tmp_path):
     alone = os.environ | {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
     for command in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "."]):
         subprocess.run([*git, *command], cwd=repository, env=alone, check=True)
-    # git reads the URL that is set, and uses the folder instead.
+    # git replaces the URL by the folder.
     instead = {
         "GIT_CONFIG_COUNT": "1",
         "GIT_CONFIG_KEY_0": f"url.{repository.as_uri()}.insteadOf",
@@ -197,7 +197,7 @@ def test_address(machine, tmp_path):
 
 
 def test_nowhere(machine):
-    """If fwlab is nowhere, or if pip fails, the cell says so."""
+    """If fwlab is not found or pip fails, the setup cell reports the reason."""
     (machine.above / "fwlab").mkdir()
     sentence = f"AssertionError: Put fwlab-*.whl into {machine.here}, and run"
     assert sentence in machine.stop()
@@ -207,7 +207,7 @@ def test_nowhere(machine):
 
 
 def test_torch_stays_as_it_is(machine, wheel):
-    """The cell never replaces torch, even if it is too old and pip has a newer one."""
+    """The setup cell never replaces an old torch, even if pip finds a newer version."""
     for path in machine.others.glob("torch*"):
         path.unlink()
     links = machine.above / "links"
@@ -234,7 +234,7 @@ def test_torch_stays_as_it_is(machine, wheel):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_notebook_runs_alone(machine, wheel, path):
-    """A notebook and the wheel, both from the site, run without other files.
+    """A notebook and the wheel of the site run without any other file.
 
     There is no network, and no cached text.
     """

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-#: Numbers of lines so far. Lower one when a folder shrinks; give a reason to raise it.
+#: The largest number of lines of each folder. State a reason for raising a number.
 LINES = {
     "fwlab/ops": 9_365,
     "fwlab/layers": 2_605,
@@ -14,14 +14,14 @@ LINES = {
     "fwlab/training": 1_649,
     "fwlab/data": 1_285,
     "fwlab/bench": 845,
-    # With the small Qwen of notebook 11, the calibration curve, a bug hunt's training.
+    # The small Qwen of notebook 11, a calibration curve and a bug hunt were added.
     "fwlab/exercises": 11_012,
-    # 273 lines more for two tables of AFT and four tasks of the Feedback Transformer.
+    # Two tables of AFT and four tasks of the Feedback Transformer added 273 lines.
     "docs/reproduce": 6_734,
     "docs/hooks": 3_353,
     "docs/tools": 1_117,
-    "tests": 18_556,
-    "tests/site": 3_751,
+    "tests": 18_548,
+    "tests/site": 3_750,
 }
 
 

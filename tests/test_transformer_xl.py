@@ -1,4 +1,4 @@
-"""Test Transformer-XL against its formula, computed explicitly."""
+"""Compare Transformer-XL with an explicit computation of its formula."""
 
 import pytest
 import torch
@@ -16,13 +16,13 @@ cuts = pytest.mark.parametrize(("memory", "segment"), CUTS)
 def make(memory, segment, layers=2, d_model=12, dtype=torch.float64):
     torch.manual_seed(0)
     model = TransformerXL(d_model, 3, layers, 20, memory, segment).to(dtype)
-    for p in model.parameters():  # biases, too
+    for p in model.parameters():  # Set biases, too.
         torch.nn.init.normal_(p, std=0.4)
     return model, torch.randn(2, 23, d_model, dtype=dtype)
 
 
 def written_out(layer, x):
-    """Compute attention for each query and key, term by term."""
+    """Compute relative attention for each query and key, term by term."""
     heads, width = layer.content_bias.shape
     W_q, W_kE, W_v, W_kR = (
         project.weight.view(heads, width, -1)
@@ -49,7 +49,7 @@ def written_out(layer, x):
 
 @cuts
 def test_formula(memory, segment):
-    """Outputs and all gradients of two layers are those of the formula."""
+    """Outputs and all gradients of two layers agree with the formula."""
     model, x = make(memory, segment)
     x.requires_grad_()
     plain = x
@@ -83,13 +83,13 @@ def test_prefill_and_step_are_forward(memory, segment, masked):
         y, state = model.step(x[:, t], state)
         pieces.append(y[:, None])
         size = sum(part.numel() for layer in state for part in layer[:2])
-        assert size == 2 * model.state_size(t + 1)  # for two sequences
+        assert size == 2 * model.state_size(t + 1)  # The batch has two sequences.
     torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-10, atol=1e-11)
     assert model.state_size(10**6) <= model.state_size()
 
 
 def test_state_sizes_of_table_4():
-    """State sizes are those of table 4, in millions: memory plus target length."""
+    """State sizes for memory plus target length agree with table 4, in millions."""
     millions = []
     for memory, segment in ((15, 1), (64, 64), (128, 128), (384, 384)):
         with torch.device("meta"):
@@ -122,7 +122,7 @@ def test_gradients_through_the_state():
         ([PART, PART], r"expected state to be a SegmentState \(memory, segment, mask\), got Tensor"),
         ([(PART[0], PART, None)] * 2, r"expected state.memory of shape \[2, 0, 3, 8\].*got \[3, 3, 8\]"),
         ([(PART, PART[:1], None)] * 2, r"expected state.segment of shape \[2, 3, 3, 8\].*got \[1, 3"),
-        # Longer than the memory and than a segment of this model.
+        # These parts are longer than the memory and than a segment of this model.
         ([(PART.repeat(1, 2, 1, 1), PART, None)] * 2, r"state.memory .*\[2, 5, 3, 8\]"),
         ([(PART, PART.repeat(1, 2, 1, 1), None)] * 2, r"state.segment .*\[2, 4, 3, 8\]"),
         ([(PART, PART, PART)] * 2, "expected state.mask to be a bool tensor"),
@@ -133,7 +133,7 @@ def test_states_that_do_not_fit(state, message):
     model, x = make(5, 4)
     refuses(lambda: model.prefill(x, state), message)
     refuses(lambda: model.step(x[:, 0], state), message)
-    model.prefill(x, [(PART, PART, MASK)] * 2)  # this state fits
+    model.prefill(x, [(PART, PART, MASK)] * 2)  # This state fits.
 
 
 def test_sinusoids():

@@ -1,4 +1,4 @@
-"""Configure tests that need an NVIDIA GPU: python -m pytest -m gpu tests/gpu."""
+"""Skip these tests without an NVIDIA GPU: python -m pytest -m gpu tests/gpu."""
 
 import pytest
 import torch

@@ -1,8 +1,8 @@
-"""Test the CUDA graph of a step of the feedback memory, on a GPU.
+"""Test the CUDA graph that runs a time step of the feedback memory.
 
 python -m pytest -m gpu tests/gpu/test_feedback_graph.py
 
-test_kernels.py compares the results with the loop.
+test_kernels.py compares the results with the reference loop.
 """
 
 import threading
@@ -20,7 +20,7 @@ forms = pytest.mark.parametrize("shared", [0, 1], ids=["separate", "shared"])
 
 
 def make(time, *, shared=0, past=0, seed=0, device="cuda"):
-    """Make a problem on the GPU, and a state with a mask, or None."""
+    """Return a fuzzer problem on the GPU, and a masked state or None."""
     sizes = f"{SIZES} time={time} window={past} fewer={shared} seed={seed}"
     p = problem(sizes, state=int(past > 0), device=device)
     if not past:
@@ -35,7 +35,7 @@ def run(p, state=None, **options):
 
 
 def outcome(p, state=None):
-    """Compute outputs, final state and every gradient."""
+    """Return the output, the final state and the gradients of all inputs."""
     y, after = run(p, state, return_state=True)
     results = [y, *parts(after)]
     leaves = [x for x in (*p.x.values(), *parts(state)) if x.requires_grad]
@@ -43,14 +43,14 @@ def outcome(p, state=None):
 
 
 def same(got, wanted, limit=1e-6):
-    """Compare exactly; allow rounding errors if cuBLAS chose other kernels."""
+    """Assert that tensors agree up to rounding, since cuBLAS may change kernels."""
     for a, b in zip(got, wanted, strict=True):
         assert torch.equal(a, b) or error(a, b) < limit
 
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """Count the CUDA graphs that are captured."""
+    """Return a list that gets one entry for each captured CUDA graph."""
     made = []
 
     class Graph(torch.cuda.CUDAGraph):
@@ -66,7 +66,7 @@ def graphs(monkeypatch):
 @pytest.mark.parametrize("past", [0, 5])
 @pytest.mark.parametrize("time", [16, 17, 63, 200])
 def test_graph_is_the_loop(time, past, shared, graphs, monkeypatch):
-    """Two calls of the graph give the results of the loop, forward and backward."""
+    """Two calls with CUDA graphs agree with separate launches, gradients included."""
     p, state = make(time, shared=shared, past=past)
     with monkeypatch.context() as patch:
         patch.setattr(kernels, "PLAYED", 10**9)
@@ -88,7 +88,7 @@ def test_without_gradients(graphs):
 
 
 def test_two_forwards_before_one_backward():
-    """A forward of another size or a second backward does not change gradients."""
+    """Another forward pass or a second backward pass does not change gradients."""
     p, _ = make(64)
     other, _ = make(33, shared=1, seed=5)
     wanted = outcome(p)[3:]
@@ -102,7 +102,7 @@ def test_two_forwards_before_one_backward():
 
 
 def test_on_another_stream():
-    """On another stream, the graph waits for inputs, and the caller for results."""
+    """On another stream, the graph waits for its inputs, and the caller for results."""
     p, _ = make(64)
     wanted = outcome(p)
     stream = torch.cuda.Stream()
@@ -119,7 +119,7 @@ def test_on_another_stream():
 
 
 def test_memory_may_be_reused_at_once():
-    """Results are right if memory is freed and reused while a graph may be running."""
+    """Results are correct if memory is freed and reused while a graph may run."""
     p, _ = make(200)
     wanted = outcome(p)
     for _ in range(5):
@@ -160,7 +160,7 @@ def test_within_a_graph_of_the_caller(graphs):
 
 
 def test_a_step_that_fails(monkeypatch):
-    """An error during capture ends the capture, and the next call is right."""
+    """An error during capture ends the capture, and the next call is correct."""
     p, _ = make(64)
     wanted, launch = run(p), _triton.launch
 

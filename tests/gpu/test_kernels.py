@@ -7,7 +7,7 @@ import fuzz
 import pytest
 import torch
 
-#: Full and partial chunks and tiles; each width has its own kernel.
+#: Sizes of full and partial chunks and tiles; each width has its own kernel.
 RULES = [
     "time=130 heads=3 key=64 value=64",
     "time=77 heads=2 key=24 value=40",
@@ -50,7 +50,7 @@ LARGE = [
 
 @pytest.fixture(autouse=True)
 def poison():
-    """Fill new memory with NaN, which shows elements that a kernel does not write."""
+    """Fill allocated memory with NaN, which reveals elements that no kernel writes."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)

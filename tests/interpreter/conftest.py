@@ -1,7 +1,7 @@
 """Run GPU kernels in Triton's interpreter, in a separate process.
 
-Triton reads TRITON_INTERPRET when a kernel is defined, so a fixture would
-come too late. In other processes no test of this folder is collected:
+Triton reads TRITON_INTERPRET when a kernel is defined, so a fixture would set it
+too late. Without this variable, no test of this folder is collected:
 
     TRITON_INTERPRET=1 python -m pytest -m "" tests/interpreter
 """
@@ -14,7 +14,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def poison():
-    """Fill new memory with NaN, which shows elements that a kernel does not write."""
+    """Fill allocated memory with NaN, which reveals elements that no kernel writes."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
@@ -22,7 +22,7 @@ def poison():
 
 @pytest.fixture
 def small(monkeypatch):
-    """Set the sizes to four steps per segment and tile, and to blocks of 4 memories."""
+    """Set 4 steps per segment and tile of AFT, and 4 memories per feedback block."""
     from fwlab.ops.aft.simple import kernels as scan
     from fwlab.ops.aft.window import kernels as window
     from fwlab.ops.feedback import kernels as feedback

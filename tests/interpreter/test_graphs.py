@@ -1,4 +1,4 @@
-"""Test kernels as nodes of a graph: their shapes, gradients and exact results."""
+"""Test the custom operators that call kernels with `torch.library.opcheck`."""
 
 import pytest
 import torch
@@ -35,6 +35,6 @@ NODES = {
 
 @pytest.mark.parametrize("name", NODES)
 def test_nodes(name):
-    """Each node passes PyTorch's own checks of custom operators (`opcheck`)."""
+    """Each custom operator passes PyTorch's own checks (`opcheck`)."""
     recurrence, arguments = NODES[name]
     torch.library.opcheck(recurrence.node, (*arguments, True))

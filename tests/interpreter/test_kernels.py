@@ -1,4 +1,4 @@
-"""Test kernels on problems that random cases do not cover."""
+"""Test Triton kernels on cases that the fuzzer does not draw."""
 
 import fuzz
 import pytest
@@ -16,15 +16,15 @@ FORMS = ("aft_simple", "aft_full", "aft_local", "aft_conv")
 AFT = "batch=2 heads=3 value=2 window=4 dtype=float32"
 RULE = "batch=2 heads=2 key=6 value=5 state=1"
 FEEDBACK = "batch=2 heads=2 key=4 value=5 layers=2 window=3 dtype=float32"
-#: Two tiles and a masked one; two complete tiles; a part of one.
+#: Lengths of two tiles and a part, of two complete tiles, and of a part of one tile.
 LENGTHS = ("time=9", "time=8", "time=1")
 MORE = ("state=1", "mask=some", "size=60.0")
 CASES = [f"op={op} {AFT} {n} {more}" for op in FORMS for n in LENGTHS for more in MORE]
 CASES += [f"op=aft_full {AFT} {time} causal=0" for time in LENGTHS]
-#: More channels than a program takes, and windows that end within a tile.
+#: Cases with more channels than one program has, and windows that end in a tile.
 CASES += [f"op={op} {AFT} time=3 batch=1 value=70" for op in FORMS[:3]]
 CASES += [f"op=aft_local {AFT} time=9 window={width}" for width in (1, 5, 11)]
-#: Memories per layer, shared, without a norm; widths that fill no block, and one head.
+#: Feedback with memories per layer, shared, or without norm; odd widths; one head.
 STACKS = [
     f"{kind} {more} {time}"
     for kind in ("", "fewer=1", "edges=1")
@@ -56,11 +56,11 @@ def test_whole_tiles(op):
     agrees(f"op={op} {AFT} time=65 state=1")
 
 
-# With many multiprocessors, outputs have a kernel of their own.
+# With many multiprocessors, a separate kernel computes the outputs.
 @pytest.mark.parametrize(("cores", "dtype"), [(1, "float16"), (1000, "float32")])
 @pytest.mark.parametrize("op", KERNELS)
 def test_chunks(op, dtype, cores, monkeypatch):
-    """Two complete chunks and one more step give the results of the loop."""
+    """Two complete chunks and one more step have the results of the reference loop."""
     monkeypatch.setattr(_triton, "multiprocessors", lambda device: cores)
     agrees(f"op={op} time=33 {RULE} dtype={dtype}")
 
@@ -79,7 +79,7 @@ def test_later_keys_change_no_bit(op, small):
 
 @pytest.mark.parametrize("op", ["aft_full", "aft_local"])
 def test_windows_without_tensor_cores(op, small, monkeypatch):
-    """Windows are right without tensor cores; with them, products do for small keys."""
+    """AFT windows are correct as matrix products, and without tensor cores."""
     taken, one = [], window._at
     monkeypatch.setattr(window, "_at", lambda *x: [taken.append(0), one(*x)][1])
     agrees(f"op={op} time=7 state=1 {AFT}")
@@ -92,7 +92,7 @@ def test_windows_without_tensor_cores(op, small, monkeypatch):
 
 @pytest.mark.parametrize(("op", "name"), [("aft_full", "bias"), ("aft_local", "band")])
 def test_a_row_alone_is_taken_key_by_key(op, name, small):
-    """A row with large biases is accurate, and other rows do not change at all."""
+    """A row with large biases is accurate and does not change any other row."""
     p = problem(f"op={op} time=7 {AFT}", grad="none")
     how = {"implementation": "triton"}
     before, table = call(p, **how), p.x[name].clone()
@@ -124,19 +124,19 @@ def test_lengths_of_chunks(C, monkeypatch):
     ],
 )
 def test_widths(case):
-    """Kernels are right in the largest dtype that fits into shared memory."""
+    """Kernels of wide heads are correct in the largest dtype that memory allows."""
     agrees(f"{case} time=17 state=1 heads=2")
 
 
 @pytest.mark.parametrize("time", [20, 70])
 def test_divergence_is_not_hidden(time):
-    """Keys that are much too long never give a wrong finite output."""
+    """If long keys make the recurrence diverge, finite outputs are still correct."""
     x = problem(f"op=delta_rule time={time} dtype=float32 {RULE}").x
     q, k, v = (x[name].detach() for name in "qkv")
     k, beta = 300 * k + 1, torch.ones(q.shape[:3])
     naive = ops.delta_rule(q, k, v, beta, implementation="naive")
     y = ops.delta_rule(q, k, v, beta, implementation="triton")
-    # From the first overflow of naive on, the kernel overflows, too.
+    # Where the naive form overflows, the kernel must overflow, too.
     lost = ~torch.isfinite(naive).all(-1).all(-1)
     assert lost.any()
     assert not torch.isfinite(y[lost]).all()
@@ -165,7 +165,7 @@ def test_a_large_denominator_loses_nothing_in_float16():
 
 
 def test_negative_denominators():
-    """Negative denominators give the right gradients, also in an incomplete chunk."""
+    """Gradients are correct for negative denominators in an incomplete chunk."""
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.rand(1, 5, 1, 8, generator=generator) + 0.1 for _ in range(2))
     given = [x.requires_grad_() for x in (-q, k, k - 0.5)]
@@ -178,7 +178,7 @@ def test_negative_denominators():
 
 
 def test_a_state_that_wants_no_gradient(small, monkeypatch):
-    """If a state needs no gradient, no gradients of earlier memories are computed."""
+    """If a state requires no gradient, the kernel skips gradients of its memories."""
     p = problem(f"op=feedback time=3 state=1 {FEEDBACK}")
     counts, pull = [], feedback.pull_memories
 

@@ -1,4 +1,4 @@
-"""Run every kernel once, forward and backward; all other tests here are slow."""
+"""Run every kernel once in Triton's interpreter, forward and backward."""
 
 import json
 from pathlib import Path
@@ -9,8 +9,8 @@ from fwlab.ops import _triton
 
 TABLE = Path(__file__).resolve().parents[2] / "docs/results/kernels.json"
 SIZES = "implementation=triton dtype=float32 state=1 batch=2 heads=2 key=4 value=3"
-#: Cases (two chunks, or tiles of four), and multiprocessors: if there are many,
-#: outputs have a separate kernel.
+#: Cases of two chunks or tiles of four steps, and numbers of multiprocessors.
+#: With many multiprocessors, a separate kernel computes the outputs.
 CASES = [
     ("op=sum_rule fewer=1 normalize=1 time=17", 1),
     ("op=gated_rule fewer=1 time=17", 1),

@@ -1,4 +1,4 @@
-"""Compile every kernel for GPUs that this machine lacks, and count register spills.
+"""Compile every Triton kernel for several kinds of GPU, and count register spills.
 
 `python tests/machine/test_compiled.py` writes the resources of all kernels to
 docs/results/kernels.json.
@@ -38,7 +38,7 @@ TABLE = Path(__file__).resolve().parents[2] / "docs/results/kernels.json"
 TYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
 TYPES |= {torch.int32: "*i32", torch.int64: "*i64", torch.bool: "*i1"}
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-#: Bytes of shared memory that one program may have, by compute capability.
+#: Bytes of shared memory that one program may use, by compute capability.
 ROOM = {(9, 0): 227 * 1024, (8, 0): 163 * 1024, (7, 5): 64 * 1024}
 HOPPER, AMPERE, TURING = ROOM
 BOTH, ALL = (HOPPER, AMPERE), (HOPPER, AMPERE, TURING)
@@ -47,7 +47,7 @@ FEW = {"batch": 1, "time": 4096, "heads": 4, "queries": 4}
 AFT = {"batch": 8, "time": 2048, "channels": 512, "window": 64}
 CONV = AFT | {"heads": 8, "channels": 64, "keys": 64}
 STACK = {"batch": 4, "time": 4, "past": 8, "layers": 2}
-#: name -> (operation, dtype, sizes, width of heads, capabilities)
+#: Cases by name: (operation, dtype, sizes, head width, compute capabilities).
 CASES: dict[str, tuple[Any, ...]] = {
     "delta 64": (ops.delta_rule, BF16, LONG, 64, BOTH),
     "delta 128": (ops.delta_rule, BF16, LONG, 128, BOTH),
@@ -75,12 +75,12 @@ TARGETS = [(name, target) for name, case in CASES.items() for target in case[-1]
 
 
 def meta(*shape: int, dtype: torch.dtype = FP32) -> torch.Tensor:
-    """Make a tensor without data that requires a gradient."""
+    """Return a tensor on the device "meta" that requires a gradient."""
     return torch.empty(*shape, dtype=dtype, device="meta", requires_grad=True)
 
 
 def call(name: str) -> torch.Tensor:
-    """Compute a case on the device "meta"."""
+    """Call the operation of a case with tensors on the device "meta"."""
     op, dtype, sizes, width, _ = CASES[name]
     options: dict[str, Any] = {"implementation": "triton"}
     if op is ops.feedback:
@@ -97,7 +97,7 @@ def call(name: str) -> torch.Tensor:
         options |= {"normalize": "normalized" in name}
         sizes = {"key": width, "value": width} | sizes
     inputs = [
-        # Biases are weights, in full precision.
+        # Biases are parameters, which are in full precision.
         meta(*(sizes[d] for d in dims), dtype=dtype if "batch" in dims else FP32)
         for name, dims in operation.annotated(op).names.items()
         if name not in optional
@@ -106,7 +106,7 @@ def call(name: str) -> torch.Tensor:
 
 
 def launches(name: str, capability: tuple[int, int]) -> list[Launch]:
-    """List the launches of a case, forward and backward, for a compute capability."""
+    """List the forward and backward launches of a case for a compute capability."""
     with recording(capability) as recorded:
         call(name).sum().backward()
     return recorded
@@ -137,21 +137,21 @@ def build(launch: Launch, capability: tuple[int, int]) -> Any:
         target=GPUTarget("cuda", 10 * capability[0] + capability[1], 32),
         options=_triton.options(launch.warps, launch.stages),
     )
-    # Triton has no tensor cores before 8.0: it would split products into scalars.
+    # Before compute capability 8.0, Triton would split products into scalars.
     assert capability >= _triton.TENSOR_CORES or "tt.dot" not in made.asm["ttir"]
-    # No product is pending across a wait, so ptxas before 13.3 will do:
-    # docs/kernels/index.md.
+    # Every wait is for all products, because ptxas before 13.3 reuses registers early.
+    # The table of docs/kernels/index.md lists this error.
     waits = re.findall(r"wgmma\.wait_group\.sync\.aligned\s+(\d+)", made.asm["ptx"])
     assert set(waits) <= {"0"}, kernel.__name__
     return made
 
 
 def choose_ptxas(capability: tuple[int, int]) -> str:
-    """Let Triton use its own ptxas, the newer one for Hopper; return its version."""
+    """Select Triton's own ptxas, the newer one for Hopper GPUs; return its version."""
     folder = Path(triton.__file__).parent / "backends/nvidia/bin"
     newer = capability[0] >= _triton.HOPPER
     knobs.nvidia.ptxas = str(folder / ("ptxas-blackwell" if newer else "ptxas"))
-    get_ptxas_version.cache_clear()  # Triton's cache uses the version as a key
+    get_ptxas_version.cache_clear()  # The version is a key of Triton's cache.
     return re.search(r"V([\d.]+)", get_ptxas_version())[1]
 
 
@@ -171,26 +171,26 @@ def uses(name: str, capability: tuple[int, int]) -> dict[str, dict[str, int]]:
         )
         use = {"shared": made.metadata.shared, "registers": registers, "stack": stack}
         key = "{}, sm_{}{}".format(launch.kernel.__name__, *capability)
-        # A kernel may be compiled in several ways; keep the worst.
+        # If a kernel is compiled several times, keep the largest numbers.
         use = {n: max(size, found.get(key, use)[n]) for n, size in use.items()}
         found[key] = use
     return found
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that compile: of Triton, and of ptxas for each GPU."""
+    """Return the version of Triton, and of ptxas for each compute capability."""
     found = {"ptxas, sm_{}{}".format(*target): choose_ptxas(target) for target in ALL}
     return {"triton": triton.__version__, **found}
 
 
 @pytest.mark.parametrize(("name", "capability"), TARGETS)
 def test_what_kernels_take(name, capability):
-    """Kernels fit into shared memory and spill little more than the table says."""
+    """Kernels fit shared memory and spill at most 512 bytes more than in the table."""
     table = json.loads(TABLE.read_text("utf-8"))["kernels"][name]
     target, found = "{}{}".format(*capability), uses(name, capability)
     known = {key for key in table if key.endswith(target)}
     assert found.keys() == known, "run python tests/machine/test_compiled.py"
-    for key, use in found.items():  # other compiler versions may give other numbers
+    for key, use in found.items():  # Numbers depend on the compiler version.
         assert use["shared"] <= ROOM[capability], key
         assert use["stack"] <= table[key]["stack"] + 512, key
 
@@ -199,10 +199,10 @@ def test_what_kernels_take(name, capability):
     "name", ["gated delta 64", "delta 64, few heads", "feedback 64"]
 )
 def test_offsets_beyond_32_bits(name):
-    """No kernel multiplies two numbers of a call in 32 bits.
+    """No kernel multiplies two runtime scalars in 32 bits, which might overflow.
 
-    Steps times heads may exceed 2^31. Indices within a chunk are tiles, and the product
-    of a number and a constant is the width of all heads.
+    Steps times heads may exceed 2^31. Products of tiles are indices within a chunk, and
+    the product of a scalar and a constant is the width of all heads.
     """
     made = {x.kernel: x for x in launches(name, HOPPER)}
     for launch in made.values():

@@ -1,7 +1,7 @@
-"""Provide the built site to all its tests.
+"""Define constants and helpers for the tests of the built site.
 
-Not in a conftest.py: there are several, and an import of `conftest` could find
-any of them.
+They are not in a conftest.py: there are several, and an import of `conftest` could
+find any of them.
 """
 
 import os
@@ -15,10 +15,10 @@ import pytest
 from mkdocs.utils.yaml import yaml_load
 
 ROOT = Path(__file__).resolve().parents[2]
-#: The URLs of the site and the repository, as mkdocs.yml reads them.
+#: The URLs of the repository and the site, from the variables that mkdocs.yml reads.
 REPOSITORY, SITE = os.getenv("REPO_URL", ""), os.getenv("SITE_URL", "")
 SETTINGS = yaml_load((ROOT / "mkdocs.yml").read_text("utf-8"))
-#: Pages that have moved, by their old URL.
+#: The new paths of pages that have moved, by old path.
 (MOVED,) = (
     {
         re.sub(r"\.\w+$", ".html", old): re.sub(r"\.\w+$", ".html", new)
@@ -27,12 +27,12 @@ SETTINGS = yaml_load((ROOT / "mkdocs.yml").read_text("utf-8"))
     for plugin in SETTINGS["plugins"]
     if "redirects" in plugin
 )
-#: The expression for the width of a page, including what is outside the window.
+#: JavaScript for the width of a page, including the part outside the window.
 WIDTH = "document.documentElement.scrollWidth"
 AXE = ROOT / ".cache" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
-#: Milliseconds to wait for a change that a quiet machine makes at once.
+#: A timeout in milliseconds that is long enough for a busy machine.
 PATIENCE = 120_000
-#: The expressions of `asks.js` by name, without the comments between them.
+#: The JavaScript expressions of `asks.js`, by name, without comments.
 _, *NAMED = re.split(
     r"^const (\w+) = ",
     Path(__file__).with_name("asks.js").read_text("utf-8"),
@@ -47,17 +47,17 @@ asks = SimpleNamespace(
 
 
 def some(all_, *usual: str) -> list:
-    """Select the parameters of `make test`; `make test-all` takes all of them."""
+    """Mark all parameters but `usual` as slow, so that `make test` skips them."""
     assert {*usual} <= {*all_}
     slow = pytest.mark.slow
     return [each if each in usual else pytest.param(each, marks=slow) for each in all_]
 
 
 def until(tab, condition: str, argument=None) -> None:
-    """Wait until an expression, or a function of `given`, is true in a page.
+    """Wait until a JavaScript expression, or a function of `argument`, is true.
 
-    Playwright's own `wait_for_function` evaluates a string inside the page, again
-    and again, which the content security policy of the page forbids.
+    Playwright's own `wait_for_function` evaluates a string inside the page, which
+    the content security policy of the page forbids.
     """
     end = time.monotonic() + PATIENCE / 1000
     while not tab.evaluate(condition, argument):
@@ -66,7 +66,7 @@ def until(tab, condition: str, argument=None) -> None:
 
 
 def search(tab, query: str) -> None:
-    """Type a query before the index arrives, which a page fetches only then."""
+    """Type a query before the page fetches the search index, and wait for a result."""
     entries = "performance.getEntriesByType('resource').map((e) => e.name).join()"
     assert "assets/search.js" not in tab.evaluate(entries)
     tab.keyboard.press("/")
@@ -75,7 +75,7 @@ def search(tab, query: str) -> None:
 
 
 class Page(HTMLParser):
-    """Collect the links, the resources and the ids of a page."""
+    """Parse a page of the site, and collect its links, resources and ids."""
 
     def __init__(self, path: Path):
         super().__init__()

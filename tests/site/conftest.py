@@ -1,8 +1,8 @@
-"""Build the site, and open it as a reader without a network does.
+"""Build the site once, and open it in headless Chromium without a network.
 
-It is built once, strictly, and opened in headless Chromium. All requests of the
-browser to other hosts than the local server are blocked and recorded.
-FWLAB_SITE names the folder of a site that has been built already: faster
+The build is strict. All requests of the browser to hosts other than the local server
+are blocked and recorded.
+FWLAB_SITE names the folder of a site that is already built, which saves time
 while you write a page.
 """
 
@@ -43,7 +43,7 @@ def site(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def pages(site) -> dict[str, Page]:
-    """Return all pages of the site except 404.html and redirects."""
+    """Return all pages of the site by path, except 404.html and redirects."""
     names = (path.relative_to(site).as_posix() for path in site.rglob("*.html"))
     return {name: Page(site / name) for name in sorted({*names} - {"404.html", *MOVED})}
 
@@ -61,7 +61,7 @@ def browser():
 
 
 class Browser:
-    """Wrap a browser of playwright, which is started on first use."""
+    """Wrap a Playwright browser, which starts on first use and again after a crash."""
 
     def __init__(self, start):
         self.start, self.running = start, None
@@ -72,13 +72,13 @@ class Browser:
         return getattr(self.running, name)
 
 
-#: Playwright's messages when a page or the browser has crashed.
+#: A pattern of Playwright's messages after a crash of a page or the browser.
 GONE = re.compile("playwright.*(crashed|has been closed|Connection closed)")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item, nextitem):
-    """Repeat a test whose browser crashed, because a crash is no error of the site.
+    """Repeat a test whose browser crashed, because a crash is not a defect of the site.
 
     A test that fails for any other reason is not repeated.
     """

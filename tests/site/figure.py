@@ -1,4 +1,4 @@
-"""Drive any figure as a reader does, and read what it shows."""
+"""Operate interactive figures in a browser, and read their state and text."""
 
 import json
 import re
@@ -7,7 +7,7 @@ import pytest
 from built import PATIENCE, until
 from keep_figures import address as page_of
 
-#: Functions that an expression about the `root` of a figure may use.
+#: JavaScript helpers for expressions about `root`, the element of a figure.
 SHORT = """
   const state = () => root.figure.state();
   const words = () => root.querySelector(".fw-words").textContent;
@@ -23,14 +23,14 @@ def number(text: str) -> float:
 
 
 def parted(still: str) -> tuple[list[str], list[str]]:
-    """Split HTML into marks and texts, and numbers; image data is replaced."""
+    """Split HTML into a list of texts and a list of numbers; drop image data."""
     still = re.sub(r"data:image/png;base64,[\w+/=]+", "image", still)
     parts = re.split(r"([−-]?\d+(?:\.\d+)?)", still.strip())
     return parts[::2], parts[1::2]
 
 
 def near(one: str, other: str) -> bool:
-    """Return True if numbers are equal or differ by one in the last decimal.
+    """Return True if two numbers, as text, differ by at most one in the last decimal.
 
     Processors round `exp` differently, which can change the last decimal shown.
     """
@@ -40,7 +40,7 @@ def near(one: str, other: str) -> bool:
 
 
 class Figure:
-    """Drive a figure in a tab of the browser."""
+    """Operate one interactive figure in a tab of the browser."""
 
     def __init__(self, tab, name: str):
         self.tab, self.name = tab, name
@@ -48,10 +48,10 @@ class Figure:
         self.css, self.role = self.root.locator, self.root.get_by_role
         self.text = tab.get_by_label("Text to read")
 
-    # Read the figure
+    # --- Read the figure ---
 
     def ask(self, expression: str, given=None):
-        """Return the value of an expression in JavaScript of its `root` and `given`.
+        """Evaluate JavaScript that may use `given` and `root`, the figure's element.
 
         One long expression is much faster than many short ones.
         """
@@ -76,7 +76,7 @@ class Figure:
         names = [n for n in self.tab.evaluate(entries) if n.endswith(".safetensors")]
         return [name.partition("figures/")[2] for name in names]
 
-    # Use the figure
+    # --- Use the figure ---
 
     def press(self, name: str):
         self.role("button", name=name, exact=True).click()
@@ -85,7 +85,7 @@ class Figure:
         self.role("radio", name=name, exact=True).check()
 
     def slider(self, label: str):
-        # The name of a control may contain its value.
+        # Match the beginning of the label, because its value may follow.
         return self.role("slider", name=re.compile(f"^{re.escape(label)}"))
 
     def slide(self, label: str, value: float):
@@ -105,13 +105,13 @@ class Figure:
         self.until(f"words().includes({json.dumps(text)})")
 
     def starter(self):
-        """Return the button that starts the model; at home, the suggested change."""
+        """Return the button that starts the model, or the home page's first button."""
         if self.name == "live":
             return self.css("button").first
         return self.role("button", name="Start the model")
 
     def start(self):
-        """Wait for the model of the figure; the home page fetches its model at once."""
+        """Start the model of the figure, except on the home page, and wait for it."""
         if self.name == "live":
             self.until("state().answers !== null")
         else:
@@ -121,10 +121,10 @@ class Figure:
 
 @pytest.fixture
 def look(browser, address):
-    """Open pages; fail at the end of a test if a page logged a message or an error.
+    """Return a function that opens a page; fail at teardown if a page logged anything.
 
-    Fail if a page requested another host, too. No route is set for that, since
-    OPTIONS prevent any page from finding another host.
+    Also fail if a page requested another host. This needs no route, because OPTIONS
+    prevent any page from finding another host.
     """
     contexts, seen = [], []
 
@@ -141,8 +141,8 @@ def look(browser, address):
     ):
         """Open a tab with a page of the site, or of a copy at `base`.
 
-        - `timed`: time stands still until a test advances it.
-        - `script`: runs before the scripts of the page.
+        - `timed`: stop the clock of the page until a test advances the clock.
+        - `script`: JavaScript that runs before the scripts of the page.
         """
         window = {"width": width, "height": height}
         looks = {"viewport": window, "reduced_motion": motion, "color_scheme": scheme}
@@ -158,7 +158,7 @@ def look(browser, address):
             tab.on("console", lambda m: seen.append(f"console {m.type}: {m.text}"))
             tab.on("pageerror", lambda error: seen.append(f"error: {error}"))
 
-        if base.startswith("file:"):  # else later routes of a test see no file
+        if base.startswith("file:"):  # Otherwise this would block the site.
             context.route("http*://**", lambda route: route.abort())
         context.on("requestfailed", refused)
         context.on("page", watch)
@@ -166,7 +166,7 @@ def look(browser, address):
         if script:
             tab.add_init_script(script)
         if timed:
-            # With `timed`, timers of the theme fail.
+            # The theme's timers fail with a stopped clock, so replace its script.
             context.route("**/bundle.*.min.js", lambda r: r.fulfill(body=""))
             tab.clock.install()
         tab.goto(base + page, wait_until="load")
@@ -183,7 +183,7 @@ def look(browser, address):
 
 @pytest.fixture
 def fresh(look):
-    """Open the page of a figure."""
+    """Return a function that opens the page of a figure and returns its `Figure`."""
 
     def fresh(
         name: str, size: tuple[int, int] = (1440, 900), place: str = "", **options

@@ -1,4 +1,4 @@
-"""Run the scripts of docs/figures with Node, without a page."""
+"""Run the scripts of docs/figures in Node, without a browser."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from frames import DATA
 from npm import CACHE, program
 
 FIGURES, MODULES = ROOT / "docs" / "figures", CACHE / "node_modules"
-#: Objects that a script expects in its page, where there is no page.
+#: JavaScript stubs of browser objects, which Node does not have.
 NO_PAGE = """
 globalThis.document = { querySelectorAll: () => [], createTreeWalker: () => ({}) };
 globalThis.matchMedia = () => ({ addEventListener() {} });
@@ -31,7 +31,7 @@ console.log(JSON.stringify({expression}, plain).replace(/"#(.*?)#"/g, "$1"));
 
 
 def computed(name: str, expression: str, given, folder):
-    """Return an expression of `figure`, the exports of NAME.js, and of `given`."""
+    """Evaluate JavaScript that may use `given` and `figure`, the exports of NAME.js."""
     try:
         node = program("node")
     except SystemExit:

@@ -1,12 +1,12 @@
-"""Measure how much the first screen of a page moves while it loads, on a phone.
+"""Measure the cumulative layout shift (CLS) of a page on a phone.
 
-This is the cumulative layout shift (CLS), over slow 4G.
+The first screen of the page may move while the page loads over slow 4G.
 """
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True}
-#: 1.6 Mbit/s, in bytes; round trips in milliseconds.
+#: Slow 4G: throughputs in bytes per second, latency in milliseconds.
 SLOW_4G = {"downloadThroughput": 200_000, "uploadThroughput": 94_000, "latency": 150}
-#: The sum of all layout shifts since the page began to load.
+#: JavaScript that adds up all layout shifts since the page began to load.
 WATCH = """globalThis.shifted = 0;
 new PerformanceObserver((list) => {
   for (const each of list.getEntries())
@@ -15,7 +15,7 @@ new PerformanceObserver((list) => {
 
 
 def shift(browser, url: str, html: str = "") -> float:
-    """Measure the layout shift of a page, or of `html` in its place."""
+    """Return the cumulative layout shift of a page, or of `html` at its URL."""
     context = browser.new_context(**PHONE)
     if html:
         answer = {"body": html, "content_type": "text/html"}

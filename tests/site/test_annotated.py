@@ -1,4 +1,4 @@
-"""Test the annotated source: complete, aligned by equation, and linked."""
+"""Test that pages of annotated source are complete, aligned and linked."""
 
 import json
 import re
@@ -13,20 +13,20 @@ from literate import Source
 OPS = ROOT / "fwlab" / "ops"
 VERSIONS = ("naive", "chunked", "efficient", "kernels")
 PAGES = {page.uri.removesuffix(".md"): page for page in annotated.PAGES.values()}
-#: The pages with several versions.
+#: The pages that show several implementations of an operation.
 SIDE = [name for name, page in PAGES.items() if "naive" in page.files]
 LAYER = "annotated/source/layers/fast_weight_attention"
 DELTA, CHUNKED = (Source(f"fwlab/ops/delta/{n}.py") for n in ("delta", "chunked"))
-#: A line of the efficient version, which is hidden at first.
+#: The id of a line in the efficient implementation, which is hidden at first.
 LATER = f"efficient-L{Source('fwlab/ops/efficient.py').computed['e3'][0]}"
 
 
 def test_every_operation_has_a_page():
-    """Every operation has a page, and so has every other file with formulas."""
+    """Every operation and every other file with formulas has an annotated page."""
     loops = {p.stem for p in OPS.glob("*/*.py") if "\ndef loop(" in p.read_text()}
     naive = (p.parent.relative_to(OPS) for p in OPS.rglob("naive.py"))
     loops |= {"-".join(folder.parts) for folder in naive}
-    loops.remove("softmax")  # its efficient version is PyTorch's
+    loops.remove("softmax")  # Softmax attention uses PyTorch's kernel.
     assert loops == {name.partition("/")[2] for name in SIDE}
     for folder in (OPS, ROOT / "fwlab" / "layers"):
         for path in folder.rglob("*.py"):
@@ -36,7 +36,7 @@ def test_every_operation_has_a_page():
 
 @pytest.fixture(scope="module")
 def parsed(site):
-    """Return the annotated pages of the site, by name."""
+    """Return the parsed HTML of all annotated pages, by name."""
     return {
         name: BeautifulSoup((site / f"{name}.html").read_text("utf-8"), "lxml")
         for name in PAGES
@@ -44,7 +44,7 @@ def parsed(site):
 
 
 def test_pages_show_all_code(parsed):
-    """Every line of code is shown, in order, with its line number."""
+    """Annotated pages show every line of code in order, with its line number."""
     for name, page in PAGES.items():
         shown: dict[str, dict[int, str]] = {}
         for line in parsed[name].select(".line[id]"):
@@ -76,7 +76,7 @@ def test_steps_open_in_the_rule_editor(parsed):
 
 
 def test_the_list_of_equations_shows_formulas(site):
-    """Equations of notebooks and the package show a formula and the section with it."""
+    """The list of equations shows formulas, and links to sections and code."""
     html = (site / "annotated" / "equations.html").read_text("utf-8")
     page = BeautifulSoup(html, "lxml")
     rows = page.select("article tbody tr")
@@ -91,7 +91,7 @@ def test_the_list_of_equations_shows_formulas(site):
     assert f'href="delta.html#naive-L{line}">{line}</a>' in str(delta)
 
 
-# In the browser
+# --- Tests in the browser ---
 
 
 def lit(tab) -> set[str]:
@@ -99,7 +99,7 @@ def lit(tab) -> set[str]:
 
 
 def shown(tab) -> list[str]:
-    """Return the visible versions, from left to right."""
+    """Return the names of the visible implementations, from left to right."""
     return tab.evaluate(
         """[...document.querySelectorAll(".part")].filter((e) => e.checkVisibility())
           .map((e) => [e.getBoundingClientRect().x, e.closest('.column').classList[1]])
@@ -119,7 +119,7 @@ CUT = """() => [...document.querySelectorAll(".annotated pre > code")]
 @pytest.mark.parametrize("script", [True, False])
 @pytest.mark.parametrize("name", some(SIDE, "annotated/delta", "annotated/aft-simple"))
 def test_two_versions_side_by_side(look, name, script):
-    """Two versions stand side by side, also without scripts; only long lines scroll."""
+    """Two versions are side by side, also without scripts; only long lines scroll."""
     tab = look(f"{name}.html", java_script_enabled=script, width=1280)
     first, second, *_ = PAGES[name].files
     assert shown(tab) == [first, second]
@@ -136,7 +136,7 @@ def test_two_versions_side_by_side(look, name, script):
 
 
 def test_one_version_on_a_phone(look):
-    """On a phone, arrow keys or a link choose the version; the choice stays in view."""
+    """On a phone, arrow keys or a link choose a version; the control stays in view."""
     tab = look("annotated/delta.html", width=390, height=844)
     for version in VERSIONS:
         assert shown(tab) == [version]
@@ -162,7 +162,7 @@ def test_the_equation_and_its_lines_are_on_the_first_screen(look, size):
         assert box["y"] > 0 and box["y"] + box["height"] <= size[1]
 
 
-#: Functions that begin in one row: page, version, function, function of the loop.
+#: Functions in the same row: page, version, its function, function of the loop.
 BESIDE = [
     ("delta", "chunked", "delta", "loop"),
     ("delta", "chunked", "normalized_delta", "normalized_loop"),
@@ -194,7 +194,7 @@ def test_a_link_shows_its_version(look):
     tab = look(f"annotated/delta.html#{LATER}")
     assert shown(tab) == ["naive", "efficient"]
     assert tab.evaluate("document.activeElement.id") == LATER and LATER in lit(tab)
-    # An entry of the contents shows its version, too.
+    # A link in the table of contents also shows the version that it points to.
     tab.locator(".md-sidebar--secondary [href='#chunked-delta']").click()
     assert shown(tab) == ["naive", "chunked"]
     assert 40 <= tab.locator("#chunked-delta").bounding_box()["y"] < 900
@@ -211,7 +211,7 @@ def test_equation_and_its_lines_light_up(look):
     versions = {place.partition("-")[0] for place in lit(tab)}
     assert versions == {"eq", "naive", "chunked", "efficient"}
     assert 0 <= tab.locator("#eq-28").bounding_box()["y"] < 900
-    # The number of an equation links to its line, and the line back to it.
+    # The number of an equation links to its line of code, which links back.
     tab.locator("#eq-24 .fw-number").click()
     line = tab.url.partition("#")[2]
     assert "# Eq. 24" in tab.locator(f"#{line}").inner_text()
@@ -234,7 +234,7 @@ def test_what_is_copied_has_no_numbers_of_lines(look):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_what_matters_has_a_colour(look, scheme):
-    """A symbol has its colour in formulas and code, and its label highlights it."""
+    """A symbol has one colour in formulas and code; its label toggles a highlight."""
     tab = look("annotated/delta.html", scheme=scheme, java_script_enabled=False)
     colour = "e => getComputedStyle(e).color"
     seen = set()
@@ -255,7 +255,7 @@ def test_what_matters_has_a_colour(look, scheme):
 
 @pytest.mark.parametrize("name", ["annotated/delta", LAYER])
 def test_print_shows_what_is_chosen(look, name):
-    """A print of the page has no header, no clipped line, and at most 16 sheets."""
+    """A printed page has no header, no clipped line, and at most 16 sheets."""
     tab = look(f"{name}.html")
     tab.emulate_media(media="print")
     tab.set_viewport_size({"width": 1123, "height": 794})  # A4

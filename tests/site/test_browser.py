@@ -13,7 +13,7 @@ def test_after_a_crash_the_second_run_counts(look, browser, what):
     RUNS[what] += 1
     tab = look("404.html")
     if RUNS[what] == 1 and what == "page":
-        with contextlib.suppress(Exception):  # the browser ends before it answers
+        with contextlib.suppress(Exception):  # The browser crashes before it replies.
             tab.goto("chrome://crash")
     elif RUNS[what] == 1:
         browser.new_browser_cdp_session().send("Browser.crash")

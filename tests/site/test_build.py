@@ -20,7 +20,7 @@ PACKAGE = ROOT / "fwlab"
 def test_pages_are_there(site, pages):
     """Every Markdown page and every notebook has a page in the site.
 
-    An old URL leads to the new one.
+    Every old URL redirects to the new URL.
     """
     docs = ROOT / "docs"
     written = {p.relative_to(docs).with_suffix(".html") for p in docs.rglob("*.md")}
@@ -67,10 +67,10 @@ def test_links_and_anchors_resolve(site, pages):
 
 
 def test_pages_load_only_what_is_beside_them(site, pages):
-    """The site works in any folder: no link begins with a slash.
+    """No link begins with a slash, so that the site works in any folder.
 
-    Scripts, styles, images and fonts come from the site itself, also those that no
-    browser would load.
+    Scripts, styles, images and fonts come from the site itself, even if no browser
+    would load them.
     """
     for name, page in pages.items():
         rooted = [u for u in [*page.links, *page.loads] if u.startswith("/")]
@@ -107,7 +107,7 @@ def test_notebook_can_be_downloaded(site, pages, name):
     assert offered <= {*page.links}
     original = (ROOT / "notebooks" / source).read_bytes()
     assert (site / "notebooks" / "results" / source).read_bytes() == original
-    # The edition for working lacks only the outputs.
+    # The copy for working differs only in its empty outputs.
     working = json.loads((site / "notebooks" / "working" / source).read_bytes())
     whole = json.loads(original)
     for cell in whole["cells"]:
@@ -123,7 +123,7 @@ def test_notebook_can_be_downloaded(site, pages, name):
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_notebook_begins_with_a_picture(pages, name):
-    """A notebook shows one of its own pictures before its word 100."""
+    """A notebook's page shows one of its pictures within the first 100 words."""
     page = pages[f"notebooks/{name}.html"]
     begin, _, rest = page.html.partition("<h1")[2].partition('<div class="nb-picture">')
     (drawing,) = re.findall('<use href="#(fig\\d+)"', rest.partition("</div>")[0])
@@ -133,7 +133,7 @@ def test_a_notebook_begins_with_a_picture(pages, name):
 
 
 def test_sitemap_lists_every_page(site, pages):
-    """The sitemap has the full URL of every page; it exists only with a site URL."""
+    """The sitemap lists the full URL of every page if the site has a URL."""
     if not SITE:
         assert list(site.glob("sitemap*")) == []
         return
@@ -143,7 +143,7 @@ def test_sitemap_lists_every_page(site, pages):
 
 
 def test_every_page_says_what_it_is(site, pages):
-    """Every page has its own description, and a title and an image for links to it."""
+    """Every page has a unique description, and a title and an image for previews."""
     described = set()
     for name, page in pages.items():
         meta = r'<meta (?:name|property)="([^"]+)" content="([^"]*)"'
@@ -159,7 +159,7 @@ def test_every_page_says_what_it_is(site, pages):
 
 
 def test_pages_lead_to_the_repository_if_it_has_an_address(pages):
-    """Buttons, pencils and `git clone` appear only if the repository has a URL."""
+    """Buttons, edit links and `git clone` appear only if the repository has a URL."""
     repository, pencils = REPOSITORY, {}
     for name, page in pages.items():
         code = "<code.*?</code>|<pre.*?</pre>"

@@ -1,4 +1,4 @@
-"""Test the page of the course, the exercises, and the frame of each notebook's page."""
+"""Test the pages of the course and the exercises, and the header of each notebook."""
 
 import contextlib
 import io
@@ -22,14 +22,14 @@ with open(ROOT / "docs" / "course.toml", "rb") as file:
 COURSE = {entry["file"]: entry for entry in TABLE["notebook"]}
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
 PAGE = (ROOT / "docs" / "exercises.md").read_text("utf-8")
-#: Examples of the page of exercises: code, and the output that the page shows.
+#: Examples on the exercises page: (code, output that the page shows).
 EXAMPLES = re.findall(
     r"```python[^\n]*\n(.*?)```(?:\n\n```text\n(.*?)```)?", PAGE, re.DOTALL
 )
 
 
 def article(site, name: str) -> str:
-    """Return the HTML of a page, without menus."""
+    """Return the HTML of the article on a page of the site, without menus."""
     html = (site / name).read_text("utf-8")
     return re.search("<article.*?</article>", html, re.DOTALL)[0]
 
@@ -44,7 +44,7 @@ def cells(name: str, kind: str) -> list[str]:
 
 
 def targets(html: str, page: str) -> list[str]:
-    """Return the targets of links in HTML, as files of the site."""
+    """Return the paths of the files to which links in the HTML of a page lead."""
     links = re.findall(r'href="([^"#:]+)(?:#[^"]*)?"', html)
     folder = posixpath.dirname(page)
     return [posixpath.normpath(posixpath.join(folder, link)) for link in links]
@@ -57,7 +57,7 @@ def listed(html: str, kind: str) -> str:
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_entry_is_what_the_notebook_says(name):
-    assert list(COURSE) == NOTEBOOKS  # in order, without duplicates
+    assert list(COURSE) == NOTEBOOKS  # The course lists each notebook once, in order.
     entry = COURSE[name]
     words = "\n".join(cells(name, "markdown"))
     assert re.findall(r"^# (.+)$", words, re.MULTILINE) == [entry["title"]]
@@ -83,7 +83,7 @@ def test_a_way_leaves_out_nothing_that_it_needs():
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_head_and_foot_of_a_notebook(site, name):
-    """A notebook begins with its prerequisites and ends with the next notebook."""
+    """A notebook page begins with prerequisites and ends with a link to the next."""
     entry, page = COURSE[name], f"notebooks/{name}.html"
     html = article(site, page)
     head, foot = listed(html, "nb-facts"), listed(html, "nb-next")
@@ -110,7 +110,7 @@ def test_head_and_foot_of_a_notebook(site, name):
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_what_only_draws_is_folded(site, name):
-    """A cell that only draws is folded under its picture, which stays visible."""
+    """The code of a cell that only draws is folded, and its picture stays visible."""
     first = [source.splitlines()[0] for source in cells(name, "code")]
     wanted = [line[2:].rstrip(".") for line in first if line.startswith("# Draws ")]
     html = article(site, f"notebooks/{name}.html")
@@ -124,7 +124,7 @@ def test_what_only_draws_is_folded(site, name):
 
 
 def test_the_map_is_the_page(site):
-    """The map links to each notebook, says what it builds on, and is short."""
+    """The course map links to every notebook, names its prerequisites, and is short."""
     html = article(site, "course.html")
     drawing = html[html.index('class="course-map"') : html.index("In words:")]
     assert targets(drawing, "course.html") == [f"notebooks/{n}.html" for n in NOTEBOOKS]
@@ -147,7 +147,7 @@ def test_map_can_be_read_on_a_phone(look):
 
 
 def test_every_exercise_has_a_row(site):
-    """The table has a row for each exercise, with its place, difficulty and time."""
+    """The exercises page has a row per exercise with its link, difficulty and time."""
     rows = re.findall("<tr>(.*?)</tr>", article(site, "exercises.html"), re.DOTALL)[1:]
     for row, exercise in zip(rows, EXERCISES.values(), strict=True):
         assert f'href="notebooks/{exercise.notebook}.html#{exercise.name}"' in row
@@ -157,7 +157,7 @@ def test_every_exercise_has_a_row(site):
 
 
 def test_examples_print_what_the_page_says(request):
-    # Exercises that the page defines are removed afterwards.
+    # After the test, remove the exercises that the page defines.
     request.addfinalizer(lambda: EXERCISES.pop("read", None))
     request.addfinalizer(lambda: QUESTIONS.pop("twice", None))
     session: dict = {}
@@ -174,7 +174,7 @@ def test_examples_print_what_the_page_says(request):
             assert out.getvalue().rstrip() == said.rstrip()
             compared += 1
     assert compared == 7
-    # The example of a new exercise accepts right answers and rejects wrong ones.
+    # The new exercise of the page accepts right answers and rejects wrong answers.
     assert_correct(session["read"], "read")
     with pytest.raises(AssertionError, match="column 0 of W"):
         assert_correct(lambda W, q: W[:, 1], "read")

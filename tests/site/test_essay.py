@@ -1,4 +1,4 @@
-"""Test the essay: its picture follows the text, and both show fwlab's numbers."""
+"""Test that the picture of the essay follows its text, with fwlab's numbers."""
 
 import re
 from itertools import chain, combinations_with_replacement
@@ -25,14 +25,14 @@ def vector(*entries: float) -> torch.Tensor:
     return torch.tensor(entries, dtype=torch.float64)
 
 
-# The writes of the essay, in order: (name, key, place).
+# The essay writes these facts in order, each as (name, key, place).
 NORA, MAX, CLOSE, PIA = (0.8, 0.6), (-0.6, 0.8), (0.0, 1.0), (0.28, 0.96)
 LONG = (1.2, 0.9)
 HOME, MAX_AT, MOVED, PIA_AT = (1, 0.5), (-1, 1), (0.5, -1), (0.8, 0.3)
 FIRST = [("Nora", NORA, HOME), ("Max", MAX, MAX_AT)]
 AGAIN = [*FIRST, ("Nora", NORA, MOVED)]
 ALL_FOUR = [*AGAIN, ("Pia", PIA, PIA_AT)]
-#: By step: the rule, the writes, and the strength of the last write.
+#: Steps of the essay: the rule, the writes, and the strength of the last write.
 STORY = {
     "pair": ("sum", FIRST[:1], 1),
     "read": ("sum", FIRST[:1], 1),
@@ -49,7 +49,7 @@ STORY = {
 
 
 def memory(rule: str, facts: list, last: float = 1, **options) -> torch.Tensor:
-    """Return fwlab's W after all writes."""
+    """Return the fast weights W that fwlab computes after writing all `facts`."""
     k = torch.stack([vector(*key) for _, key, _ in facts])[None, :, None]
     v = torch.stack([vector(*place) for *_, place in facts])[None, :, None]
     if rule == "sum":
@@ -69,7 +69,7 @@ def reading(step: str, key, writes: int | None = None) -> list[float]:
     return (after(step, writes) @ vector(*key)).tolist()
 
 
-# Numbers
+# --- Numbers ---
 
 NUMBER = r"[−-]?\d+(?:\.\d+)?"
 
@@ -79,19 +79,19 @@ def numbers(text: str) -> list[float]:
 
 
 def told(x: float) -> float:
-    """Round a number as the essay does: two decimals at most."""
+    """Round a number to at most two decimals, as the essay does."""
     return round(x, 2) + 0.0
 
 
 def known(step: str) -> tuple[set, set]:
-    """Return the vectors and numbers that fwlab computes for a step."""
+    """Return the vectors and numbers that fwlab computes for a step of the essay."""
     _, facts, last = STORY[step]
     keys, places = ({*x} for x in list(zip(*facts, strict=True))[1:])
     vectors = {*keys, *places, HOME}
     for writes in range(1, len(facts) + 1):
         for key in keys:
             x, y = reading(step, key, writes)
-            # All readings, also with a normaliser of two writes; remaining errors.
+            # Add readings, also with a normaliser of two writes, and their errors.
             vectors |= {(x, y), (x / 2, y / 2)}
             vectors |= {(at[0] - x, at[1] - y) for _, k, at in facts if k == key}
     plain = {*chain(*vectors), *after(step).flatten().tolist(), 0, 1, 2, 1 - 2, last}
@@ -104,7 +104,7 @@ def known(step: str) -> tuple[set, set]:
 
 
 def test_numbers_of_the_text():
-    """Every number of the text is fwlab's for its step, and every sum is right."""
+    """Every number in the essay agrees with fwlab, and every sum is correct."""
     other = r"<!--.*?-->|^## \d+\.|\\tag\{\w+\}|\]\([^)]*\)"
     other += r"|\bEq\. \d+|\b[Nn]otebook \d+|\bstep \d+"
     sums = 0
@@ -129,7 +129,7 @@ def test_numbers_of_the_text():
 
 
 def test_the_picture_computes_what_fwlab_does(fresh):
-    """The picture and its table show the memory and readings of fwlab."""
+    """The picture and the table of the essay show the memory and readings of fwlab."""
     figure = fresh("essay")
     for step, (rule, facts, _) in STORY.items():
         shown, words, table = figure.ask(asks.ESSAY, step)
@@ -137,7 +137,7 @@ def test_the_picture_computes_what_fwlab_does(fresh):
         torch.testing.assert_close(
             torch.tensor(shown["W"]).double(), W, atol=1e-6, rtol=0
         )
-        if step == "chunk":  # the triangular system, whose solution is written
+        if step == "chunk":  # The solution of a triangular system is written.
             U, K = vector(*shown["solved"]["U"]), [vector(*key) for _, key, _ in facts]
             chunked = memory(rule, facts, implementation="chunked")
             torch.testing.assert_close(U.T @ torch.stack(K), chunked)
@@ -155,7 +155,7 @@ def test_the_picture_computes_what_fwlab_does(fresh):
         assert numbers(table) == pytest.approx(rows, abs=0.0051)
 
 
-# Scrolling
+# --- Scrolling ---
 
 
 def settle(figure, step: str):
@@ -167,7 +167,7 @@ def settle(figure, step: str):
     [(SIZES[0], "reduce"), (SIZES[1], "reduce"), (SIZES[0], "no-preference")],
 )
 def test_the_picture_follows_the_text(fresh, size, motion):
-    """While you scroll, the picture stays in the window, beside or above the text.
+    """While a reader scrolls, the picture stays in view beside or above the text.
 
     With reduced motion, nothing is animated. axe-core finds no violation in any
     step.
@@ -209,7 +209,7 @@ def test_a_link_to_a_step_shows_it(fresh):
 
 
 def test_by_keyboard_quick_presses_add_up(fresh):
-    """Quick presses of a button move as many steps, even while the page scrolls."""
+    """Each press of a button moves one step, even while the page still scrolls."""
     figure = fresh("essay", SIZES[0])
     press = "(e, times) => { for (let i = 0; i < times; i++) e.click(); }"
     following, previous = (
@@ -226,7 +226,7 @@ def test_by_keyboard_quick_presses_add_up(fresh):
     settle(figure, STEPS[1])
 
 
-# No scripts, paper, low windows
+# --- No scripts, print, low windows ---
 
 
 def test_without_scripts_each_step_has_a_picture(look):
@@ -238,7 +238,7 @@ def test_without_scripts_each_step_has_a_picture(look):
 
 
 def test_on_paper_and_in_a_low_window_each_step_has_a_picture(fresh):
-    """On paper and at 200 % zoom, each step has its own picture beside its text."""
+    """In print and at 200 % zoom, each step of the essay has its own picture."""
     figure = fresh("essay")
     assert figure.ask(asks.PICTURES) == ["moving"]
     figure.tab.emulate_media(media="print")

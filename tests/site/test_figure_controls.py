@@ -1,4 +1,4 @@
-"""Test controls of single figures: keys, drags, and error messages."""
+"""Test keys, sliders, inputs and error messages of single interactive figures."""
 
 import json
 import re
@@ -11,7 +11,7 @@ FIGURES = ROOT / "docs" / "figures"
 
 
 def test_a_memory_is_filled_and_emptied_by_keyboard(fresh):
-    """After a button is disabled, the keyboard focus moves to an enabled one."""
+    """When a button is disabled, the keyboard focus moves to an enabled button."""
     figure = fresh("memory")
     write = figure.role("button", name="Write", exact=True)
     undo = figure.role("button", name="Undo", exact=True)
@@ -27,7 +27,7 @@ def test_a_memory_is_filled_and_emptied_by_keyboard(fresh):
 
 
 def test_a_key_is_turned_and_overwritten(fresh):
-    """Each arrow key turns a key to the direction of the arrow, where it stays."""
+    """Each arrow key turns a key vector to the direction of the arrow."""
     figure = fresh("memory")
     assert "Before B was written, A read (0.90, 0.80)." in figure.words()
     figure.press("Overwrite a key")
@@ -48,12 +48,12 @@ def test_a_key_on_an_axis_has_no_features(fresh):
 
 
 def test_a_bias_is_chosen_by_press_and_by_keys(fresh):
-    """Clicks and arrow keys choose a bias in the triangle, and its value is kept."""
+    """Clicks and arrow keys select a bias, and its value survives a change of form."""
     figure = fresh("biases")
     figure.css("td[aria-selected=true]").press("ArrowLeft")
     figure.tab.keyboard.press("ArrowDown")
     assert [figure.state()[x] for x in ("row", "key")] == [7, 4]
-    assert figure.slider("Bias").is_disabled()  # outside the window
+    assert figure.slider("Bias").is_disabled()  # The bias is outside the window.
     figure.css("td[tabindex]").nth(0).click()
     for key in ("ArrowRight", "ArrowUp"):
         figure.tab.keyboard.press(key)
@@ -68,7 +68,7 @@ def test_a_bias_is_chosen_by_press_and_by_keys(fresh):
 def test_the_race_plays_and_can_be_paused(fresh):
     figure = fresh("chunks", timed=True)
     slider, clock = figure.slider("Tick"), figure.tab.clock
-    for key in ("ArrowRight", "Home"):  # the animation may have begun already
+    for key in ("ArrowRight", "Home"):  # The animation may have started.
         slider.press(key)
     figure.press("Play")
     clock.run_for(5 * 300)
@@ -112,7 +112,7 @@ def test_what_is_typed_is_text_and_what_is_left_out_is_said(fresh):
     }.items():
         box.fill(text)
         assert said in figure.words()
-    box.fill("a=1 b=2 c=3 | c=4 d=5")  # the last topic counts
+    box.fill("a=1 b=2 c=3 | c=4 d=5")  # Only the last topic is queried.
     asked = [(x["key"], x["changed"]) for x in figure.state()["asked"]]
     assert asked == [("c", False), ("d", False)]
 
@@ -168,7 +168,7 @@ def pick(figure, name: str):
 
 
 def test_a_puzzle_is_solved_by_hand(fresh):
-    """A puzzle shows blank, wrong and right answers, and keeps a right one."""
+    """A puzzle reports blank, wrong and right answers, and stores a right answer."""
     puzzles = fresh("puzzles")
     pick(puzzles, "swap")
     assert puzzles.words() == "Still blank: a=, b=, swap, a?, b?."
@@ -187,7 +187,7 @@ def test_a_puzzle_is_solved_by_hand(fresh):
     assert puzzles.words().startswith("✓ Right")
     puzzles.press("Clear")
     assert puzzles.words().startswith("Still blank")
-    # Typing in the last row adds a row; the query moves down.
+    # Typing in the last row adds a row, to which the query moves.
     pick(puzzles, "difference")
     fill(puzzles, {"x=: query": "1 −1", "x=: key": "1 −1"})
     fill(puzzles, {"x=, step 2: key": "1 0", "x=, step 2: value": "x"})
@@ -195,7 +195,7 @@ def test_a_puzzle_is_solved_by_hand(fresh):
     assert puzzles.role("textbox", name="x=, step 3: query").input_value() == "1 −1"
     puzzles.role("button", name="Hint").click()
     assert puzzles.texts(".fw-note")[1] == "The memory has to hold the number before."
-    # Text that cannot be parsed is not kept.
+    # Stored text that cannot be parsed is ignored.
     kept = {"swap": {"a=": [{"key": "1 0"}]}, "none": 3}
     for text in (json.dumps(kept), "{", "[1]", '{"swap": 1}'):
         puzzles.ask("localStorage.setItem('fwlab.puzzles', given)", text)
@@ -204,14 +204,14 @@ def test_a_puzzle_is_solved_by_hand(fresh):
         assert puzzles.words().startswith("Still blank: ")
 
 
-# Rule editor
+# --- Rule editor ---
 
 HEAD = "def step(W, k, v, beta):\n    "
 
 
 def judged(figure, body):
-    """Type a rule, and return the share of keys that it reads correctly."""
-    figure.css("textarea").fill(HEAD + "return W")  # the memory stays empty
+    """Type a rule into the editor, and return the score that the figure shows."""
+    figure.css("textarea").fill(HEAD + "return W")  # This rule leaves the memory empty.
     figure.until_it_says("Yours: 0")
     figure.css("textarea").fill(HEAD + body)
     figure.until("words().startsWith('Yours: ') && !words().startsWith('Yours: 0')")
@@ -227,14 +227,14 @@ def test_a_rule_is_judged_while_it_is_written(fresh):
     assert "wrong: key" in panel.inner_text()
     # Each error is shown with the fewest pairs that cause it.
     assert re.search(r"With \d pairs key \d reads .*, not ", figure.words())
-    # A rule whose numbers overflow, and a text that is not a rule.
+    # The figure reports overflow, and text that is not a rule.
     text = figure.css("textarea")
     text.fill(HEAD + "return 1e99 * W + outer(v, k)")
     figure.until_it_says("After token 5 W is no longer finite")
     text.fill(HEAD + "return W + kk")
     figure.until_it_says("line 2: no name kk; there are W, k, v, beta")
     assert text.get_attribute("aria-invalid") == "true"
-    # A new line begins below the last.
+    # A new line gets the indentation of the line above.
     text.fill("def step(W):")
     text.press("End")
     figure.tab.keyboard.type("\nx = 2\nreturn W")
@@ -252,7 +252,7 @@ def test_the_address_holds_the_rule(fresh):
     assert figure.css("textarea").input_value().endswith("0.5 * W  # ü & +")
     assert figure.slider("Pairs").input_value() == "7"
     assert figure.slider("Token").input_value() == "14"
-    # A link that is opened in the same tab.
+    # A link that is opened in the same tab replaces the rule.
     link = "rule=def+step%28W%29%3A%0A++return+W&pairs=4"
     with figure.tab.expect_event("load"):
         figure.tab.evaluate(
@@ -278,7 +278,7 @@ def test_what_edit_replaces_comes_back(fresh):
 
 
 def test_ten_rules_fail_where_the_page_says(fresh):
-    """Each of the ten rules has the expected number of right answers."""
+    """Each of the ten rules reads the expected number of keys correctly."""
     figure = fresh("ten", motion="reduce")
     figure.slider("Token").fill("8")
     said = figure.css(".fw-panel-reads").all_inner_texts()

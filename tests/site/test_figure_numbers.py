@@ -1,4 +1,4 @@
-"""Test that figures compute what fwlab computes.
+"""Test that scripts of figures compute the same results as fwlab.
 
 Each case yields pairs: the results of a script, in Node, for some states of its
 figure, and the results of fwlab's formulas for the same inputs.
@@ -34,12 +34,12 @@ double = functools.partial(torch.tensor, dtype=torch.float64)
 
 
 def sequence(*rows):
-    """Reshape to the inputs of an operation: one sequence, one head."""
+    """Add batch and head dimensions of size 1 to tensors `[time, ...]`."""
     return [x[None, :, None] for x in rows]
 
 
 def written(rule: str, k, v, beta: float = 1):
-    """Return W after all writes."""
+    """Return the fast weights W that fwlab computes after writing all pairs."""
     k, v, beta = sequence(k, v, double([beta] * len(k)))
     if rule == "sum":
         return ops.sum_rule(k, k, v, normalize=False, return_state=True)[1][0, 0]
@@ -47,11 +47,11 @@ def written(rule: str, k, v, beta: float = 1):
     return write(k, k, v, beta, return_state=True)[1][0, 0]
 
 
-# Rules on a few pairs
+# --- Rules on a few pairs ---
 
 
 def memory(compute):
-    """Return W and every reading, for each rule."""
+    """Yield W and all readings for each rule, from the figure and from fwlab."""
     places = [(45, [0.9, 0.8]), (65, [-1, 0.5]), (140, [0.6, -1])]
     pairs = [{"degrees": angle, "value": value} for angle, value in places]
     settings = [("delta", 1), ("delta", 0.35), ("gated", 0.6), ("sum", 1)]
@@ -68,7 +68,7 @@ def memory(compute):
 
 
 def dpfp(compute):
-    """Return features of both keys, in fwlab's order, and their overlaps."""
+    """Yield DPFP features of two keys and their similarities, from figure and fwlab."""
     seconds = ([-0.4, 1.4], [1.1, 0.3], [-0.7, -1])
     states = [{"nu": nu, "keys": [[0.6, 1.2], x]} for nu in (1, 2, 3) for x in seconds]
     for state, shown in zip(states, compute(states), strict=True):
@@ -82,7 +82,7 @@ def dpfp(compute):
 
 
 def capacity(compute):
-    """Return losses after each number of pairs; no loss is below the law."""
+    """Yield losses for numbers of pairs; no loss is below the bound `law`."""
     settings = [(16, 1, "random"), (4, 3, "orthogonal")]
     states = [dict(zip(("width", "nu", "kind"), x, strict=True)) for x in settings]
     for (_, nu, _), shown in zip(settings, compute(states), strict=True):
@@ -99,7 +99,7 @@ def capacity(compute):
 
 
 def forgets(compute):
-    """Yield what five memories read for every key."""
+    """Yield the values that five memories read for every key."""
     many = " ".join(f"k{i}=v{i % 7}" for i in range(20))
     states = [
         {"width": 16, "beta": 0.8, "decay": 0.95},
@@ -111,7 +111,7 @@ def forgets(compute):
         k = double([keys[key] for key, _ in shown["pairs"]])
         v = double([values[value] for _, value in shown["pairs"]])
         q = double([keys[one["key"]] for one in shown["asked"]])
-        # Each query is a sequence of its own, which is read at its last step.
+        # Each query is a separate sequence, whose last output is compared.
         q = q[:, None, None].expand(-1, len(k), -1, -1)
         k, v = (x[None, :, None].expand(len(q), -1, -1, -1) for x in (k, v))
         beta = torch.full_like(k[..., 0], shown["beta"])
@@ -130,16 +130,16 @@ def forgets(compute):
                 assert one["right"] == (one["said"] == [asked["value"]])
 
 
-# Attention Free Transformer
+# --- Attention Free Transformer ---
 
 
 def biases(compute):
-    """Return weights and outputs of each form."""
+    """Yield the outputs and the weights of each form of AFT, from figure and fwlab."""
     states = [{"form": form} for form in ("conv", "local", "full", "simple")]
     for shown in compute(states):
         w, seen = (double(shown[x]).nan_to_num() for x in ("bias", "weights"))
         k, v = (double(shown[x])[None, :, None] for x in ("keys", "values"))
-        # Outputs; and weights, as the outputs of one-hot values.
+        # The outputs for one-hot values are the weights.
         yield shown["outputs"], ops.aft_full(50 + 0 * k, k, v, w)[0, :, 0]
         eye = torch.eye(len(w)).double()[None]
         weights = ops.aft_full(50 + 0 * eye, k.expand_as(eye), eye, w)[0]
@@ -147,7 +147,7 @@ def biases(compute):
 
 
 def quotients(k, v, c):
-    """Divide in float32, with `c[t]` subtracted from all keys that row t sees."""
+    """Return AFT outputs in float32, with `c[t]` subtracted from all keys of row t."""
     rows = []
     for t in range(len(k)):
         weights = torch.exp(k[: t + 1] - c[t])
@@ -157,7 +157,7 @@ def quotients(k, v, c):
 
 
 def aft(compute):
-    """Compute float32 outputs in four ways, for large keys of every kind."""
+    """Yield exact outputs for large keys, and check float32 outputs of four methods."""
     sizes = (-20, 60, 88, 103, 106, 200)
     states = [{"step": step, "large": size} for step in (4, 6) for size in sizes]
     for state, shown in zip(states, compute(states), strict=True):
@@ -196,7 +196,7 @@ def test_a_figure_computes_what_fwlab_does(tmp_path, case):
 
 
 def test_feedback_shows_what_reads_what(tmp_path):
-    """The figure marks every state that a state depends on in either model."""
+    """The figure marks all states on which a chosen state depends, in both models."""
     layers, steps = range(4), range(1, 7)
     chosen = [(l, t) for l in layers[1:] for t in steps]
     ask = "given.map((chosen) => figure.compute({ chosen, drawn: 99 }))"
@@ -218,11 +218,11 @@ def test_feedback_shows_what_reads_what(tmp_path):
             assert now["count"] == len({*map(tuple, now["path"])}) - 1 == depth[name]
 
 
-# Trained models
+# --- Trained models ---
 
 
 def weights(path: str) -> tuple[dict, dict]:
-    """Read the metadata and tensors of a file of weights."""
+    """Read the metadata of the model and the tensors from a weight file."""
     with safe_open(FIGURES / f"{path}.safetensors", framework="pt") as file:
         about = json.loads(file.metadata()["model"])
         return about, {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
@@ -234,7 +234,7 @@ def result(name: str) -> dict:
 
 @functools.cache
 def model(path: str) -> LanguageModel:
-    """Return the weights of a figure in PyTorch."""
+    """Load the weights of a figure into a PyTorch model."""
     about, tensors = weights(path)
     if path.startswith("live"):
         made = pair_model(PairConfig(**result(path.replace("/", "-"))["config"]))
@@ -265,7 +265,7 @@ def test_the_pair_answers_as_pytorch_does(tmp_path):
             logits = model(f"live/{rule}")(words)[0, -1]
             close(answer["logits"], logits)
             assert answer["said"] == WORDS[int(logits.argmax())]
-            place = dict(shown["facts"])[answer["name"]]  # the last move counts
+            place = dict(shown["facts"])[answer["name"]]  # The last move counts.
             assert answer["right"] == (answer["said"] == place)
             share = logits.softmax(-1)[WORDS.index(place)]
             assert answer["truth"] == pytest.approx(share.item(), abs=1e-4)
@@ -274,7 +274,7 @@ def test_the_pair_answers_as_pytorch_does(tmp_path):
 @pytest.mark.parametrize("rule", ["delta", "sum"])
 @torch.no_grad()
 def test_shakespeare_reads_as_pytorch_does(fresh, rule):
-    """The page has PyTorch's losses, logits and fast weights."""
+    """The figure computes the same losses, logits and fast weights as PyTorch."""
     figure = fresh("shakespeare")
     figure.start()
     figure.choose(f"{rule} rule")
@@ -297,7 +297,7 @@ def test_shakespeare_reads_as_pytorch_does(fresh, rule):
 @pytest.mark.parametrize("mixer", WEB_MIXERS)
 @torch.no_grad()
 def test_an_exported_model_runs_in_a_page(tmp_path, mixer):
-    """An exported model runs in a page with float16 weights; others are refused."""
+    """JavaScript runs an exported model in float16; other mixers cannot be exported."""
     config = Config(mixer=mixer, layers=2, heads=2, d_model=8)
     made, tokens = new_model(config, 4), [0, 3, 1, 1, 2]
     run = Checkpoint(made, Characters("abcd"), config, 1, {}, [], "")
@@ -321,26 +321,26 @@ def test_the_home_page_says_what_each_of_the_pair_can():
             assert re.search(rf"\b{100 * share:.1f} %", text)
 
 
-# Puzzles
+# --- Puzzles ---
 
 PUZZLES = tomllib.loads((FIGURES / "puzzles.toml").read_text("utf-8"))
 
 
 def judged(answers: list, folder) -> list[dict]:
-    """Judge answers as the page does; each is the name of a puzzle and its rows."""
+    """Return the page's verdicts on answers, each a (puzzle name, rows) pair."""
     ask = "given.map(([name, answer]) => figure.judge(name, answer))"
     return computed("puzzles", ask, answers, folder)
 
 
 def test_answers_to_puzzles_are_right(tmp_path):
-    """The stored answer to each puzzle is right and of minimal size."""
+    """The stored answer to each puzzle is correct and of minimal size."""
     verdicts = judged([(name, p["answer"]) for name, p in PUZZLES.items()], tmp_path)
     for (name, puzzle), verdict in zip(PUZZLES.items(), verdicts, strict=True):
         assert verdict["right"] and verdict["size"] == puzzle["best"], name
         assert verdict["says"].endswith(f"Nothing smaller exists: {puzzle['why']}.")
 
 
-#: Changes of a right answer: puzzle, changed cells, and the page's message.
+#: Wrong answers: a puzzle, changed cells of its answer, and the page's message.
 MISTAKES = """
 keep; a=, key: one => ✗ a=, key: expected numbers such as 1, 0.5, 1/2 or √3,
 keep; a=, key: 1 0 => need the same length; there are 2 and 1.

@@ -10,11 +10,11 @@ from figure import Figure, near, page_of, parted
 NAMES = figures.names()
 DESK, PHONE = (1280, 800), (390, 844)
 each_figure = pytest.mark.parametrize("name", NAMES)
-#: Controls that may leave the sentence unchanged, because it does not describe
-#: what they change: by their first letters.
+#: Controls, by their first letters, that may leave a figure's sentence unchanged.
+#: The sentence does not describe the effects of these controls.
 SILENT = {
     "capacity": ("New draw",),
-    "forgets": ("Decay of gated delta", "Keys change"),  # the figure begins with these
+    "forgets": ("Decay of gated delta", "Keys change"),  # The figure starts with these.
     "live": ("Tell both", "Or type"),
     "memory": ("Key", "New key"),
     "puzzles": ("0 Keep", "a", "b", "copy", "Hint"),
@@ -33,7 +33,7 @@ MODELS = {
 
 @each_figure
 def test_its_picture_without_scripts_is_how_it_begins(fresh, name):
-    """A figure begins as its static picture; with reduced motion, nothing moves."""
+    """A figure starts as its static picture; with reduced motion, nothing moves."""
     figure = fresh(name, motion="reduce")
     words, stills = figure.words(), figures.stills(figure.tab, name)
     assert {path.stem for path in figures.FIGURES.glob(f"{name}*.html")} == set(stills)
@@ -69,7 +69,7 @@ def test_without_scripts(look):
 @each_figure
 @pytest.mark.parametrize("size", [DESK, PHONE])
 def test_for_all_readers(fresh, name, size):
-    """A figure is accessible and legible, and fits on a page of either size."""
+    """A figure is accessible and legible, and fits desktop and phone screens."""
     phone = size == PHONE
     scheme = "light" if phone else "dark"
     figure = fresh(name, size, scheme=scheme, has_touch=phone)
@@ -86,7 +86,7 @@ def test_for_all_readers(fresh, name, size):
         fingers(figure)
     else:
         by_keyboard(figure)
-    if name not in ("live", "shakespeare", "essay"):  # their pictures are long
+    if name not in ("live", "shakespeare", "essay"):  # These exceed a screen.
         control = figure.css(".fw-controls, .fw-handle").first
         assert control.evaluate(asks.TOGETHER, "svg:not(details svg), .fw-main")
     # Make the window as high as the figure.
@@ -96,7 +96,7 @@ def test_for_all_readers(fresh, name, size):
 
 @each_figure
 def test_every_control_changes_the_sentence(fresh, name):
-    """Every control changes the sentence below the figure."""
+    """Every control that is not in `SILENT` changes the sentence below its figure."""
     figure = fresh(name, motion="reduce")
     if name in MODELS:
         figure.start()
@@ -108,7 +108,7 @@ def test_every_control_changes_the_sentence(fresh, name):
 
 
 def fingers(figure):
-    """Require handles, buttons and cells of at least 44 px, in a table 40 px."""
+    """Assert that touch targets measure at least 44 px, or 40 px in tables."""
     kinds = ".fw-handle, .fw-tap, .fw-button, .fw-choice label, [type=range]"
     small = f"all('{kinds}').filter((e) => seen(e) && !e.closest('[hidden]'))"
     small += ".map((e) => [e.textContent, e.getBoundingClientRect(), e.closest('th') ? 40 : 43.5])"
@@ -129,15 +129,15 @@ def by_keyboard(figure):
     assert all(label.strip() for label in seen.values())
 
 
-# Trained models
+# --- Trained models ---
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_weights_come_on_first_use(fresh, look, site, name):
-    """Weights are fetched on first use, those of a light model at once."""
+    """A figure fetches its weights on first use; the home page fetches them at once."""
     figure = fresh(name, motion="reduce")
     assert name == "live" or figure.fetched() == []
-    # Until then the static picture is shown.
+    # Before the model starts, the static picture is shown.
     assert figure.css(".fw-picture").first.is_visible()
     figure.start()
     assert sorted(figure.fetched()) == MODELS[name]
@@ -148,7 +148,7 @@ def test_weights_come_on_first_use(fresh, look, site, name):
 
 
 def test_weights_of_another_rule(fresh):
-    """If weights are missing, the page says so and keeps the current rule."""
+    """If weights cannot be fetched, the page says so and keeps the current rule."""
     figure = fresh("shakespeare")
     figure.start()
     sum_rule, delta_rule = (figure.role("radio", name=n) for n in ("sum", "delta"))
@@ -164,7 +164,7 @@ def test_weights_of_another_rule(fresh):
 
 
 def test_gallery_shows_every_figure(look):
-    """The gallery has a picture, a line and a link for each figure, in one card."""
+    """The gallery has a card with a picture, a line and a link for each figure."""
     tab = look("figures/index.html", width=1280)
     base = tab.url.removesuffix("figures/index.html")
     stills = tab.get_by_role("listitem").filter(has=tab.locator(".fw-still"))
@@ -177,7 +177,7 @@ def test_gallery_shows_every_figure(look):
             to = card.get_by_role("link").evaluate("(e) => e.href").removeprefix(base)
             pages.append(to.partition("#")[0])
         assert {page_of(name) for name in NAMES} == set(pages)
-    tab.keyboard.press("Tab")  # the keyboard cannot reach any part of a picture
+    tab.keyboard.press("Tab")  # Pictures must not take the keyboard focus.
     assert tab.locator(".fw-still :focus").count() == 0
     memory = stills.nth(pages.index("figures/memory.html"))
     memory.scroll_into_view_if_needed()

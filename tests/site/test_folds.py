@@ -1,4 +1,4 @@
-"""Test that results on a notebook's page are folded until the prediction is made."""
+"""Test that notebook pages hide results until a reader has made a prediction."""
 
 import contextlib
 import io
@@ -15,9 +15,9 @@ from fwlab.exercises import DERIVATIONS, EXERCISES, QUESTIONS, solution
 
 STEM = "00_start_here"
 PAGE = f"notebooks/{STEM}.html"
-#: The height of each folded part, without the parts inside it.
+#: JavaScript for the height of each folded part, which is 0 if it is closed.
 HEIGHTS = "parts => parts.map((part) => part.offsetHeight)"
-#: An old browser, without `hidden="until-found"`.
+#: JavaScript that emulates browsers without `hidden="until-found"`.
 OLD = """Object.defineProperty(HTMLElement.prototype, "hidden", {
   get() { return this.hasAttribute("hidden"); },
   set(value) { this.toggleAttribute("hidden", Boolean(value)); },
@@ -25,7 +25,7 @@ OLD = """Object.defineProperty(HTMLElement.prototype, "hidden", {
 
 
 def predicted(path) -> list[str]:
-    """Return the predictions that a notebook asks for, in order."""
+    """List the names of the predictions that a notebook asks for, in order."""
     return re.findall(r'^predict\("(\w+)", \.\.\.\)$', code(path), re.MULTILINE)
 
 
@@ -33,7 +33,7 @@ FIRST, SECOND, *_ = predicted(ROOT / "notebooks" / f"{STEM}.ipynb")
 
 
 def kept(tab) -> list[str]:
-    """Return what the browser has kept of the reader's answers."""
+    """Return the progress of the reader from the browser's local storage."""
     return json.loads(tab.evaluate("localStorage.getItem('fwlab.progress')") or "[]")
 
 
@@ -70,7 +70,7 @@ def test_every_answer_is_folded_after_its_question(site, path):
         # The rest of the section is inside the fold.
         following = fold.find_next_sibling()
         assert not fold("h2") and (not following or following.name in ("h2", "hr"))
-    # The answer to an exercise or a derivation is closed, below its cell and hints.
+    # The answer to an exercise or derivation is closed, below its cell and hints.
     checked = r'_ = (?:check|golf)\((\w+)[,)]|_ = check_formula\("(\w+)"'
     names = dict.fromkeys(a or b for a, b in re.findall(checked, code(path)))
     boxes = article.select(".fw-answer")
@@ -88,7 +88,7 @@ def test_every_answer_is_folded_after_its_question(site, path):
 
 
 def test_a_part_opens_when_it_may(look):
-    """A part opens by an answer, a button or the switch, and stays open."""
+    """An answer, a button or the switch opens a folded part, which stays open."""
     tab = look(PAGE)
     assert not any(is_open(tab)) and len(is_open(tab)) > 2
     expect(buttons(tab).nth(0)).to_have_attribute("aria-expanded", "false")
@@ -123,7 +123,7 @@ def test_a_part_opens_when_it_may(look):
     assert is_open(tab)[:3] == [True, False, False]
     assert kept(tab) == [FIRST]
 
-    # On paper, all parts are open, without answers and without preparing cells.
+    # In print, all parts are open, without solutions and without setup cells.
     tab.emulate_media(media="print")
     assert all(is_open(tab))
     assert tab.locator(".fw-anyway:visible, .fw-everything:visible").count() == 0
@@ -133,7 +133,7 @@ def test_a_part_opens_when_it_may(look):
 
 
 def test_a_part_opens_for_who_is_sent_there(look):
-    """An address, a link or a search opens its part, also in an old browser."""
+    """A URL fragment or a search result opens its folded part, also in old browsers."""
     tab = look(PAGE, script=OLD)
     page = tab.url
     # Add a target for links to each part.
@@ -145,7 +145,7 @@ def test_a_part_opens_for_who_is_sent_there(look):
         expect(tab.locator(f"#deep{i}")).to_be_in_viewport()
     # A part that was opened by a link is not stored as answered.
     assert kept(tab) == []
-    # The event that a browser sends when it finds words in a part.
+    # Browsers send this event when they find words in a hidden part.
     parts(tab).nth(2).dispatch_event("beforematch")
     assert is_open(tab)[:3] == [True, True, True]
     # Only the section that was found is opened, not others with the same word.
@@ -178,8 +178,8 @@ def test_without_scripts_nothing_is_folded(look):
     ],
 )
 def test_a_browser_that_keeps_nothing(look, broken):
-    """Without storage, parts still open until the page is left, without an error."""
-    # Ignore errors of the theme when storage is blocked: they are not ours.
+    """Without local storage, folded parts still open, and no error is raised."""
+    # Ignore errors of the theme, which requires local storage.
     ignored = "addEventListener('error', (e) => e.preventDefault(), true);"
     tab = look(PAGE, script=broken + ignored)
     buttons(tab).nth(0).click()

@@ -1,4 +1,4 @@
-"""Test that a page explains a term of the glossary where it first uses it."""
+"""Test that a page explains a term of the glossary at its first use."""
 
 import re
 
@@ -19,7 +19,7 @@ def test_a_term_is_explained_once_and_only_in_text():
 
 
 def test_explanations_lead_to_the_glossary(pages):
-    """Each explained term links to the glossary once a page, without TeX."""
+    """A page links each term to the glossary once, with an explanation without TeX."""
     used = set()
     for name, page in pages.items():
         links = LINK.findall(page.html)
@@ -39,7 +39,7 @@ def test_an_explanation_is_seen_on_focus_and_leads_to_its_entry(look):
     expect(tab.locator(".md-tooltip2", has_text=said)).to_be_visible()
     other = tab.locator("a.fw-term").nth(1)
     said = other.get_attribute("title")
-    other.tap()  # the first tap explains, the second one follows the link
+    other.tap()  # The first tap explains; the second follows the link.
     expect(tab.locator(".md-tooltip2", has_text=said)).to_be_visible()
     other.tap()
     tab.wait_for_url("**/notation.html#term-*")

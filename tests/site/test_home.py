@@ -1,4 +1,4 @@
-"""Test the home page: its claim, and two models that differ in one term."""
+"""Test the home page and its figure, which compares two models."""
 
 import pytest
 from figure import Figure
@@ -6,7 +6,7 @@ from figure import Figure
 
 @pytest.fixture
 def home(fresh):
-    """Open the page at rest, after three people have moved."""
+    """Open the home page without motion, and wait for the answers of its models."""
     figure = fresh("live", motion="reduce")
     figure.until("state().answers !== null")
     return figure
@@ -32,7 +32,7 @@ def test_first_screen_has_promise_models_and_three_ways_on(look, size):
     shown = [
         *[tab.locator(f"article {part}") for part in ("h1", ".fw-lead")],
         *ways.all(),
-        # The moves, both matrices, all answers, and the suggested change.
+        # These are the moves, both matrices, all answers, and the next move.
         *[home.css(part).first for part in (".fw-pair p", ".fw-memories", "table")],
         home.starter(),
     ]
@@ -55,7 +55,7 @@ def test_first_screen_has_promise_models_and_three_ways_on(look, size):
 
 
 def test_one_press_shows_the_difference(home):
-    """One press makes a change of place that the sum rule answers wrongly."""
+    """Each press adds a move that only the delta rule recalls correctly."""
     assert home.texts("thead strong") == ["2 of 5", "5 of 5"]
     for count in (9, 10, 11):
         home.starter().click()
@@ -68,11 +68,11 @@ def test_one_press_shows_the_difference(home):
     pairs = zip(answers["sum"], answers["delta"], strict=True)
     right = [a["right"] for pair in pairs for a in pair]
     assert home.texts("tbody b") == ["✓" if each else "✗" for each in right]
-    assert len(home.fetched()) == 2  # each only once
+    assert len(home.fetched()) == 2  # Each file is fetched once.
 
 
 def test_a_name_asks(home):
-    """A press on a name shows its reading; a second press hides it."""
+    """A press on a name shows the value read for it; a second press hides the value."""
     pictures = "all('canvas').map((e) => e.toDataURL()).join() + words()"
     before = home.ask(pictures)
     button = home.role("button", name="Ask where Dan is")
@@ -85,13 +85,13 @@ def test_a_name_asks(home):
 
 
 def test_moves_play_at_once(fresh):
-    """The moves continue the static picture without a jump when the script arrives."""
+    """The moves play at once, and can be replayed until the reader adds a move."""
     home = fresh("live", timed=True)
     home.until("state().facts.length > 8")
     home.tab.clock.run_for(20_000)
     home.until("state().facts.length === 10 && !state().playing")
     assert home.texts("thead strong") == ["0 of 5", "5 of 5"]
-    # All five moves are replayed on request, until the reader makes another change.
+    # All five moves are replayed on request, until the reader adds another move.
     sign = home.css("small", has_text="Replaying the five moves")
     assert not sign.is_visible()
     home.press("Replay the moves")
@@ -110,7 +110,7 @@ def test_changes_can_be_typed(home):
     home.until("state().facts.length === 10")
     assert home.state()["facts"][-2:] == [["Eve", "Bern"], ["Dan", "Rome"]]
     assert home.tab.get_by_label("Or type:").input_value() == ""
-    assert {"Eve is in Kyoto.", "Dan is in Delhi."} <= {*home.texts("s")}  # crossed out
+    assert {"Eve is in Kyoto.", "Dan is in Delhi."} <= {*home.texts("s")}
     assert "Eve is in Bern." in home.texts("p strong")
 
 
@@ -144,7 +144,7 @@ def test_can_be_emptied_and_filled(home):
 
 
 def test_weights_that_do_not_come_are_said_to(look):
-    """If weights are missing, the page says so; the next press fetches them again."""
+    """If weights cannot be fetched, the page says so, and the next press retries."""
     tab = look("404.html")
     home = Figure(tab, "live")
     tab.route("**/sum.safetensors", lambda route: route.fulfill(status=204))

@@ -12,7 +12,7 @@ NUMBER = re.compile('<a class="fw-number" href="(.*?)" title="(.*?)">\\((.*?)\\)
 
 @pytest.fixture(scope="module")
 def numbers(pages) -> dict[str, dict[str, tuple[str, str]]]:
-    """Return the description and the link target of each equation number of a page."""
+    """Return the title and the link target of each equation number, by page."""
     found = {}
     for name, page in pages.items():
         html = re.sub("<code.*?</code>", "", page.html, flags=re.S)
@@ -48,7 +48,7 @@ def test_every_number_says_whose_it_is(numbers):
 def test_a_number_is_explained(look, numbers, page):
     tab = look(page)
     number = tab.locator(".fw-number:visible", has_text="(24)").first
-    # A screen reader reads the number, too.
+    # The number is visible to screen readers, too.
     assert number.evaluate("e => e.closest('[aria-hidden]')") is None
     shown = expect(tab.locator(".md-tooltip2", has_text=numbers[page]["24"][0]))
     for come, go in (
@@ -59,14 +59,14 @@ def test_a_number_is_explained(look, numbers, page):
         shown.to_be_visible()
         go()
         shown.to_be_hidden()
-    # A full stop belongs to its formula, so it never begins a line.
+    # A full stop is part of its formula, so that it never begins a line.
     assert tab.locator(".katex + :text-matches('^[.,;]')").count() == 0
     assert tab.locator("span.arithmatex .katex", has_text=re.compile(r"[.,]$")).count()
 
 
 @pytest.mark.parametrize("width", [390, 1440])
 def test_numbers_stand_at_the_right_of_their_formulas(look, width):
-    """Each number is on the line of its formula, at the right, without overlap."""
+    """Each equation number is at the right of its formula, without overlap."""
     tab = look("notebooks/01_fast_weights.html", width=width)
     places = tab.evaluate(asks.BESIDE)
     assert len(places) > 5

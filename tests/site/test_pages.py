@@ -1,4 +1,4 @@
-"""Test every page of the built site in a browser: complete, legible and small."""
+"""Test in a browser that pages of the site are complete, legible and small."""
 
 import gzip
 import shutil
@@ -14,19 +14,19 @@ from shift import shift
 ALL = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
 #: Rules of axe-core that depend on the colours of a theme.
 COLOURS = ["color-contrast", "link-in-text-block"]
-#: One page of each kind, a small one, since axe-core takes most of the time.
+#: One small page of each kind, because axe-core takes most of the time.
 KINDS = (
     *("index", "course", "cheatsheet", "reproduce/ablation", "api/plots"),
     *("results", "results/speed", "results/tables"),
     *("figures/memory", "notebooks/09_chunks", "annotated/fwp"),
     *("annotated/equations", "annotated/source/layers/aft"),
 )
-#: Elements with plots, and the size of their letters on a phone.
+#: The smallest font size in plots on a phone, by the first letters of a page's path.
 PLOTS = {"results": 11, "reproduce/": 11, "kernels/": 11, "notebooks/": 9}
 
 
 def test_every_kind_of_page_is_whole(look):
-    # Without reduced motion something moves; otherwise the test would be empty.
+    # Something moves without reduced motion; otherwise the test could not fail.
     assert look("index.html").evaluate(asks.MOVES)
     seen = walk(look, [f"{name}.html" for name in KINDS], COLOURS)
     assert min(seen["plots"], seen["pressed"]) > 1
@@ -39,9 +39,9 @@ def test_every_page_is_whole(look, pages):
 
 
 def walk(look, pages, dark: list[str]) -> Counter:
-    """Open each page once, with reduced motion.
+    """Open each page with reduced motion, and assert that it has no visible defect.
 
-    The window is that of a phone in the light theme, then a wide one in the dark theme.
+    The window is first a phone with the light theme, then wide with the dark theme.
 
     Formulas are typeset, figures have the theme's colours, nothing is too wide or cut,
     no line has more than 80 letters, all lines have the same edges, letters of
@@ -50,7 +50,7 @@ def walk(look, pages, dark: list[str]) -> Counter:
     """
     axe = AXE.read_text("utf-8")
     wrong, seen = {}, Counter()
-    # Folded parts are checked, too.
+    # Open all folded parts, so that they are checked, too.
     opened = "localStorage['fwlab.progress'] = '[\"everything\"]';"
     tab = look("404.html", motion="reduce", script=opened + asks.SMOOTH)
     base = tab.url.removesuffix("404.html")
@@ -81,7 +81,7 @@ def walk(look, pages, dark: list[str]) -> Counter:
                 button.click()
                 seen["pressed"] += 1
                 found += tab.evaluate("document.getAnimations().length") * ["pressed"]
-        tab.keyboard.press("Tab")  # as a reader without a mouse
+        tab.keyboard.press("Tab")  # Move the keyboard focus, which must be visible.
         found += tab.evaluate(asks.UNFOCUSED)
         found += tab.evaluate("globalThis.smooth")
         if found:
@@ -91,7 +91,7 @@ def walk(look, pages, dark: list[str]) -> Counter:
 
 
 def examined(tab, scheme: str, width: int, rules: list[str]) -> list[str]:
-    """Return the violations of a page with these colours and this width."""
+    """Return the violations of a page for a colour scheme and a window width."""
     tab.locator(f"body[data-md-color-scheme={scheme}]").wait_for()
     checks = (asks.FIGURES, asks.UNNAMED)
     found = [each for script in checks for each in tab.evaluate(script)]
@@ -103,7 +103,7 @@ def test_first_screens_stay_where_they_are(browser, address, site):
     """On a phone, first screens do not move while scripts, fonts and figures load."""
     for page in ("index", "notebooks/04_delta_rule", "figures/memory"):
         assert shift(browser, f"{address}{page}.html") <= 0.01, page
-    # This page moves late; otherwise the test would be empty.
+    # A page that moves late exceeds the limit; otherwise the test could not fail.
     late = (
         "setTimeout(() => document.querySelector('h1').style.marginTop = '9rem', 999)"
     )
@@ -113,7 +113,7 @@ def test_first_screens_stay_where_they_are(browser, address, site):
 
 
 def test_a_table_is_sorted_by_a_column(look):
-    """A press on the head of a column sorts the table up, a second one down."""
+    """A click on a column header sorts a table; a second click reverses the order."""
     table = look("results/tables.html").locator("article table").first
     for sort in ("ascending", "descending"):
         table.get_by_role("button", name="Tokens/s").click()
@@ -126,7 +126,7 @@ def test_a_table_is_sorted_by_a_column(look):
 
 
 def test_pages_are_light(look, site, pages):
-    """The compressed size of a page before any interaction, without fonts, is small."""
+    """Pages load less than 400 kB, compressed and without fonts, before interaction."""
 
     @cache
     def packed(name: str) -> int:
@@ -168,7 +168,7 @@ FROM_404 = ["index.html", "index.html", "course.html", "annotated/index.html"]
 
 
 def test_page_that_is_not_there(browser, site, tmp_path):
-    """At any address, the page for missing pages links to the site."""
+    """The 404 page links to the site from any URL."""
     deep = shutil.copytree(site, tmp_path / "folder") / "notebooks" / "old"
     deep.mkdir()
     shutil.copy(site / "404.html", deep)
@@ -186,10 +186,10 @@ def test_page_that_is_not_there(browser, site, tmp_path):
 
 
 def test_page_that_is_not_there_without_scripts(look):
-    """Without scripts, the page for missing pages has styles and working links."""
+    """Without scripts, the 404 page has styles and working links."""
     tab = look("404.html", java_script_enabled=False)
     assert tab.locator("noscript").is_visible()
     text = tab.locator("main").bounding_box()
-    assert text["x"] > 100 and text["width"] < 640  # styled: a column in the middle
+    assert text["x"] > 100 and text["width"] < 640  # The text is a centred column.
     links = [link.get_attribute("href") for link in tab.locator("a").all()]
     assert links == FROM_404

@@ -1,4 +1,4 @@
-"""Test questions of the notebooks on their pages."""
+"""Test the quiz questions on the pages of notebooks."""
 
 import ast
 import contextlib
@@ -22,13 +22,13 @@ def code(path) -> str:
 
 
 def asked(path) -> list[str]:
-    """Return the questions of a notebook, in order."""
+    """List the names of the questions in a notebook, in order."""
     asks = r'^(?:predict|quiz)\("(\w+)", \.\.\.\)$'
     return re.findall(asks, code(path), re.MULTILINE)
 
 
 def in_a_notebook(name, answer) -> str:
-    """Return the output of `predict` and `reveal` for an answer."""
+    """Return the text that `predict` and `reveal` print for an answer."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         predict(name, answer)
@@ -37,7 +37,7 @@ def in_a_notebook(name, answer) -> str:
 
 
 def shown(text: str) -> str:
-    """Return the text of a page for the text of a terminal."""
+    """Convert text of a terminal to the text that a page shows."""
     return unescape(re.sub("<[^>]*>", "", tex.typeset(text)))
 
 
@@ -46,12 +46,12 @@ def answer(form, question, value: float | str) -> str:
         form.locator("input").nth(question.choices.index(value)).check()
     else:
         form.locator("input").fill(f"{value:g}")
-    form.locator("button").press("Enter")  # by keyboard
+    form.locator("button").press("Enter")  # Submit by keyboard.
     return form.locator("[role=status]").inner_text()
 
 
 def test_pages_judge_as_the_notebooks_do(look, site):
-    """A page and its notebook judge every answer to every question alike."""
+    """Pages and notebooks give the same verdict on every answer to every question."""
     pages = (site / "notebooks" / f"{path.stem}.html" for path in NOTEBOOKS)
     html = "".join(page.read_text("utf-8") for page in pages)
     forms = "".join(re.findall('<form class="fw-quiz".*?</form>', html, re.DOTALL))
@@ -60,7 +60,7 @@ def test_pages_judge_as_the_notebooks_do(look, site):
     tab.add_script_tag(url="/scripts/quiz.js")
     questions = [QUESTIONS[name] for path in NOTEBOOKS for name in asked(path)]
     answers = [(q, value) for q in questions for value in (q.truth, *q.tempting)]
-    # A percentage may be typed with its sign.
+    # Percentages may be typed with a percent sign.
     typed = [
         (q.name, v if q.choices else f"{v:g}{' %' * q.percent}") for q, v in answers
     ]
@@ -98,7 +98,7 @@ def test_numbers_as_people_write_them(look):
 
 
 def test_without_scripts_the_answer_unfolds(site):
-    """Without scripts, a review question unfolds its answer; see `test_folds.py`."""
+    """Without scripts, a review question has its answer in a `details` element."""
     html = (site / "notebooks" / "01_fast_weights.html").read_text("utf-8")
     form = re.search('<form class="fw-quiz".*?</form>', html, re.DOTALL)[0]
     assert re.search("<button[^>]* hidden", form)
@@ -109,7 +109,7 @@ def test_without_scripts_the_answer_unfolds(site):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_no_cell_names_the_answer_that_it_reveals(path):
-    """A cell computes the answer that it reveals: a constant would give it away."""
+    """A cell computes the answer it reveals, because a constant would give it away."""
     cells = json.loads(path.read_text("utf-8"))["cells"]
     named = [
         (cell["id"], ast.unparse(argument))

@@ -1,4 +1,4 @@
-"""Test that pages of reproduced results state and draw the stored points only."""
+"""Test that pages of reproduced results state and draw only the stored points."""
 
 import html
 import json
@@ -45,7 +45,7 @@ def test_pages_show_their_results(built):
 
 
 def test_the_index_has_every_claim(built, site):
-    """The index and the CSV file have every claim, and the totals are right."""
+    """The index page and the CSV file list every claim, and the totals are correct."""
     page = html.unescape(built["index"])
     for each in hook._index():
         assert f"{each['experiment'].name}.html" in page and each["state"] in page
@@ -56,7 +56,7 @@ def test_the_index_has_every_claim(built, site):
     assert sum(map(int, sums)) == len(rows)
     # Each mark links to the row of its claim, with the same title and fill.
     marks = re.findall('href="#(.+?)" title="(.+?)" aria-label=.+?fill="(.)', page)
-    fills = {"published": "c", "ours": "n"}  # currentColor, none
+    fills = {"published": "c", "ours": "n"}  # These abbreviate currentColor and none.
     assert [mark[1:] for mark in marks] == [
         (f"{row.claim.verdict}: {row.claim.text}", fills[row.kind]) for row in rows
     ]
@@ -66,7 +66,7 @@ def test_the_index_has_every_claim(built, site):
 
 
 def test_claims_are_chosen_and_sorted(look):
-    """Claims can be filtered and sorted; a mark links to its row."""
+    """The index page filters and sorts claims, and each mark links to its row."""
     tab = look("reproduce/index.html", width=390)
     rows, shown = tab.locator(".fw-claims tbody tr"), "tbody tr:not([hidden])"
     every = rows.count()
@@ -92,7 +92,7 @@ def test_claims_are_chosen_and_sorted(look):
 
 # --- Numbers in the text ------------------------------------------------
 
-#: The section with our results, and the parts of a page that are no text.
+#: Patterns of the section with our results, and of code, formulas and links.
 SPOKEN = re.compile(r"^## Result$.*?(?=^## |\Z)", re.M | re.S)
 NO_TEXT = re.compile(r"`[^`]*`|\$[^$]*\$|\]\([^)]*\)|<!-- reproduce: .*?-->")
 NUMBER = r"(?<![\w.,])(\d[\d,]*(?:\.\d+)?)(?: ?(?:%|million|thousand))?"
@@ -100,12 +100,12 @@ PAGES = [p for p in sorted((ROOT / "docs/reproduce").glob("*.md")) if p.stem != 
 
 
 def said(text: str) -> list[tuple[str, str, str]]:
-    """Find numbers with a comment that names their page and expression."""
+    """List (number, page, expression) for each number with a source comment."""
     return re.findall(f"{NUMBER}{hook.CHECKED.pattern}", text)
 
 
 def unsaid(text: str) -> list[str]:
-    """Find decimals and percentages without such a comment."""
+    """List decimals and percentages in result sections without a source comment."""
     plain = NO_TEXT.sub("", "".join(SPOKEN.findall(text)))
     plain = re.sub(f"{NUMBER}{hook.CHECKED.pattern}", "", plain)
     found = re.finditer(rf"{NUMBER}", plain)
@@ -113,7 +113,7 @@ def unsaid(text: str) -> list[str]:
 
 
 def value(name: str, expression: str) -> float:
-    """Evaluate an expression: `of("loss", mixer="delta")` are numbers of points."""
+    """Evaluate an expression; `of("loss", mixer="delta")` selects stored losses."""
     points = json.loads(RESULTS[name].read_text("utf-8"))["points"]
 
     def of(field, **wanted):
@@ -130,10 +130,10 @@ def value(name: str, expression: str) -> float:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_numbers_of_the_text_are_those_of_the_results(page):
-    """The number in `2.34<!-- full: median(of("loss", mixer="delta")) -->` is right.
+    """Numbers such as `2.34<!-- full: median(of("loss")) -->` equal their expressions.
 
-    Settings, and numbers that others have published, are `<!-- given -->`. Results of
-    another page name that page: `2.82<!-- full state-size: ... -->`.
+    Settings and published numbers are marked `<!-- given -->`. Results of another
+    page name that page: `2.82<!-- full state-size: ... -->`.
     """
     text = page.read_text("utf-8")
     for number, name, expression in said(text):
@@ -144,14 +144,14 @@ def test_numbers_of_the_text_are_those_of_the_results(page):
     assert unsaid(text) == []
 
 
-#: These draw the best of several rates, which one seed need not change.
+#: Experiments that draw the best learning rate, which one point may not change.
 CHOSEN = "rates", "erasing"
 MARKS = [name for name in EXPERIMENTS if hook._load(name, True) and name not in CHOSEN]
 
 
 @pytest.mark.parametrize("name", MARKS)
 def test_only_what_was_run_is_drawn(name):
-    """A drawing changes if one point is removed."""
+    """The figure of an experiment changes if one point is removed."""
     points = hook._load(name, True)["points"]
 
     def drawing(points):

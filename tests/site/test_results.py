@@ -1,4 +1,4 @@
-"""Test that the pages of results draw and state the values of docs/results/*.json."""
+"""Test that pages of results show the values of docs/results/*.json."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from frame import Points
 
 RESULTS = ROOT / "docs" / "results"
 PAGE, SPEED, TABLES = "results.html", "results/speed.html", "results/tables.html"
-#: The plots of each page, in order.
+#: The names of the plots on each page of results, in order.
 DRAWN = {
     PAGE: "losses erasing decay hybrids longer carried fla operations steps",
     SPEED: "operations peers steps lengths batches decoding generation",
@@ -31,7 +31,7 @@ def points(name: str) -> list[dict]:
 
 
 def final() -> dict[str, list[float]]:
-    """Return the final losses of each mixer's runs."""
+    """Return the final validation losses of all runs, by mixer."""
     losses = defaultdict(list)
     for path in RESULTS.glob("nanogpt-cpu-*.json"):
         run = read(path.stem)
@@ -46,7 +46,7 @@ def pages_of(site) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def labels(pages_of) -> dict[str, str]:
-    """Return the text alternatives of the plots of all pages."""
+    """Return the text alternatives of all plots, by name."""
     found = {}
     for page, html in pages_of.items():
         pattern = r'<svg id="plot-(\w+)" role="img" aria-label="([^"]*)"'
@@ -87,7 +87,7 @@ def test_every_table_has_its_numbers(pages_of, site):
 
 
 def said(label: str) -> dict[str, list[float]]:
-    """Return the numbers of each row of a chart."""
+    """Parse the numbers of each row from the text alternative of a chart."""
     label = re.sub(r"(?<=\d),(?=\d{3})", "", label.replace("−", "-"))
     rows = label.partition("): ")[2].removesuffix(".").split("; ")
     found = (re.match(r"(.*?) ([+-]?\d[\d.]*(?: / [\d.]+)*)$", row) for row in rows)
@@ -111,14 +111,14 @@ def test_charts_show_what_their_titles_claim(labels):
     assert decay["gated delta, unit keys"][1] == best
     assert [*chart["longer"]][-2:] == ["delta, unit keys", "softmax-rotary"]
     lower = {mixer for mixer, (change,) in chart["longer"].items() if change < 0}
-    assert len(lower - {"convolution alone"}) == 8  # the control has no memory
+    assert len(lower - {"convolution alone"}) == 8  # The control is excluded.
     assert chart["carried"]["delta, ELU + 1"][0] > chart["carried"]["sum"][0] + 1
     time, memory = chart["operations"]["delta_rule, T 4096"]
     assert (round(time), round(memory)) == (20, 10)
 
 
 def test_a_chart_draws_its_numbers(monkeypatch):
-    """A chart draws a mark at each of its numbers, in the right row."""
+    """A chart draws a mark at each number, in the row of its series."""
     monkeypatch.setattr(plots, "drawn", lambda figure, *_: figure)
     series = {"a": {"x": [3.0, 1.0], "y": [2.0]}, "b": {"y": [5.0]}}
     (ax,) = plots.chart("name", "", series, "").axes
@@ -137,7 +137,7 @@ def test_without_scripts_a_wide_table_scrolls(look):
 
 
 def no_memory() -> list[float]:
-    """Return the losses of the control, by seed."""
+    """Return the losses of the control, which has no memory, for all seeds."""
     own = Points(points("language-model"))(mixer="convolution", size="nanogpt")
     return [p["loss"] for p in own]
 
@@ -154,11 +154,11 @@ def test_the_readme_has_each_mixer_at_its_own_rate():
 
 
 def test_no_bare_mixer_but_feedback_is_below_no_memory():
-    """Of all mixers without options, only feedback has a lower loss than no memory."""
+    """Of mixers without options, only feedback has a lower loss than the control."""
     loss = final()
     below = {name for name, seeds in loss.items() if min(seeds) < max(no_memory())}
     assert below == {"feedback", "feedback-shared"}
-    # Transformer-XL is below all fast weight rules, and stacks are below it.
+    # The loss of Transformer-XL is below all rules, and above all hybrids.
     rules = ("sum", "gated", "delta", "gated-delta", "fwp")
     assert mean(loss["softmax"]) > mean(loss["delta"])
     assert max(loss["transformer-xl"]) < min(mean(loss[rule]) for rule in rules)
@@ -168,7 +168,7 @@ def test_no_bare_mixer_but_feedback_is_below_no_memory():
 
 
 def test_pages_of_kernels_say_what_was_measured():
-    """A paragraph of the kernel pages with rates or times names the GPU."""
+    """Every paragraph of a kernel page that states rates or times names the GPU."""
     for path in sorted((ROOT / "docs" / "kernels").glob("*.md")):
         page = path.read_text("utf-8")
         for paragraph in page.partition("\n# ")[2].split("\n\n"):

@@ -1,4 +1,4 @@
-"""Test the search: its first results, its display, and its index."""
+"""Test the results, the display and the index of the site's search."""
 
 import gzip
 import json
@@ -13,8 +13,8 @@ from built import asks, search
 from fwlab.exercises import EXERCISES, QUESTIONS
 from fwlab.exercises.notation import printed
 
-#: The first result for queries of readers: in terms of the site, in other words, in
-#: symbols, as a question, misspelled, and unfinished.
+#: Queries by the page that must be their first result.
+#: They are terms of the site, synonyms, symbols, questions, misspellings and prefixes.
 FOUND = {
     "annotated/aft-window": ["aft-local"],
     "annotated/equations": ["eq24", "equation 24"],
@@ -61,7 +61,7 @@ FOUND = {
     "transformers": ["hugging face", "use with huggingface"],
 }
 QUERIES = {query: place for place, queries in FOUND.items() for query in queries}
-#: Run the script of the search outside a browser.
+#: JavaScript that runs the script of the search in Node.
 ASK = """
 const [script, ...queries] = process.argv.slice(1);
 const worker = vm.createContext({ URLSearchParams });
@@ -73,7 +73,7 @@ console.log(JSON.stringify(queries.map(first)));
 
 @pytest.fixture(scope="module")
 def sections(site) -> list[dict]:
-    """Return the sections in the index of the search."""
+    """Return the sections in the search index."""
     script = (site / "assets" / "search.js").read_text("utf-8")
     (line,) = re.findall(r"^const SECTIONS = (.+);$", script, re.MULTILINE)
     return json.loads(line)
@@ -93,14 +93,14 @@ def test_what_comes_first(site):
 
 
 def test_it_has_the_whole_text(site, sections):
-    """The index has notes, tables and code once; the index of the theme is empty."""
+    """The search index has all text and code once, and the theme's index is empty."""
     theme = json.loads((site / "search" / "search_index.json").read_text("utf-8"))
     assert theme["docs"] == []
     said = {"title": "", "text": "", "code": ""}
     for section in sections:
         for kind in said:
             said[kind] += section[kind] + "\n"
-    # A row with separate cells, a question, a note, commands, a cell and its output.
+    # The index contains a table row, a question, commands and a code cell.
     assert re.search(r"^delta · 1\.\d+ · ", said["text"], re.MULTILINE)
     question = QUESTIONS["same_key"]
     assert question.text in said["text"] and "Copied!" not in said["text"]
@@ -112,7 +112,7 @@ def test_it_has_the_whole_text(site, sections):
 
 
 def test_it_arrives_while_a_reader_types(site):
-    """The compressed index loads in 1.5 s at 4 Mbit/s."""
+    """The compressed search index loads in 1.5 s at 4 Mbit/s."""
     assert len(gzip.compress((site / "assets" / "search.js").read_bytes())) < 750_000
 
 
@@ -125,7 +125,7 @@ def test_it_leads_to_sections(sections):
 
 def test_formulas_are_readable(sections):
     """Formulas are indexed as readable text without TeX."""
-    # The page for contributors shows TeX as code.
+    # Skip the page for contributors, which shows TeX as code.
     texts = (e["text"] for e in sections if "contribute.html" not in e["location"])
     text = " ".join(texts)
     # A backslash, a brace or a dollar in code is not TeX.
@@ -134,7 +134,7 @@ def test_formulas_are_readable(sections):
 
 
 def test_a_press_lands_where_enter_lands(look):
-    """A click and Enter lead to the same section, with only the typed words marked."""
+    """A click and Enter open the same section, which marks only the typed words."""
     tab = look("index.html")
     search(tab, "generate text")
     results = tab.locator(".md-search-result__article:visible")

@@ -1,6 +1,6 @@
-"""Do twelve tasks of readers: where each begins, what they press, where it ends.
+"""Test that typical tasks of readers lead to the right page.
 
-No task takes more than three presses, including groups in the menu.
+No task takes more than three clicks, including groups in the menu.
 """
 
 import re
@@ -8,8 +8,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-#: A task: the page where a reader begins, the presses, the final page, and the
-#: words on it.
+#: Tasks: a name, the first page, the links to click, the last page, and words there.
 TASKS = """
 learn from the beginning; index.html > Start the course > 0. Start here
     => notebooks/00_start_here.html: a memory that is a matrix
@@ -48,7 +47,7 @@ def test_task(look, way, goal, words):
 
 
 def test_five_ways_in(look):
-    """Each page has the same five sections, and its path above its title."""
+    """Each page has the same five sections in its menu, and a path above its title."""
     for page in ("index.html", "annotated/delta.html", "results/speed.html"):
         tabs = look(page).locator(".md-tabs__link")
         wanted = ["Learn", "Play", "Code", "Evidence", "Help"]

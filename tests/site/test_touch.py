@@ -1,11 +1,11 @@
-"""Test figures with real touch events, through the browser's protocol."""
+"""Test figures with touch events, sent through the DevTools protocol of Chromium."""
 
 from itertools import pairwise
 
 import pytest
 from built import until
 
-#: One handle of each kind, with its figure and the part of the state that it moves.
+#: Handles: the figure, and the part of its state that the handle changes.
 HANDLES = {
     "Key A": ("memory", "pairs[0].degrees"),
     "New value": ("memory", "next.value"),
@@ -15,7 +15,7 @@ MOVES = 6
 
 
 def slide(tab, *points: tuple) -> None:
-    """Touch the first point, move through all others, and lift the finger."""
+    """Touch the first point, move the finger through all other points, and lift it."""
     # The browser decides where touches scroll only after it has drawn the page.
     tab.screenshot(clip={"x": 0, "y": 0, "width": 1, "height": 1})
     finger = tab.context.new_cdp_session(tab)
@@ -32,7 +32,7 @@ def slide(tab, *points: tuple) -> None:
 
 
 def swipe(tab, element) -> None:
-    """Swipe up from an element, and require that the page scrolls."""
+    """Swipe up from an element, and wait until the page scrolls."""
     in_the_middle(tab, element)
     top = tab.evaluate("scrollY")
     x, y = middle(element)
@@ -67,19 +67,19 @@ def test_handle_follows_a_finger(phone, name):
     top, before = tab.evaluate("scrollY"), figure.ask(f"state().{moved}")
     x, y = middle(handle)
     end = x - 30, y - 20
-    # A finger rarely meets the centre. The handle B is next to A.
+    # Touch beside the centre, on the side away from B if the handle is A.
     side = 1 if name == "Key A" else -1
     slide(tab, (x + 12 * side, y + 15 * side), (x, y + 70), (x + 5, y - 60), end)
     assert tab.evaluate("scrollY") == top
     assert figure.ask(f"state().{moved}") != before
-    if "degrees" not in moved:  # other handles stay on their circle
+    if "degrees" not in moved:  # Keys with an angle stay on a circle.
         # The handle is where the finger left it, within a tenth of the plane.
         assert middle(handle) == pytest.approx(end, abs=4)
     swipe(tab, figure.css(".fw-words"))
 
 
 def test_the_nearest_handle_is_taken(phone):
-    """Of two keys closer together than the width of a finger, the nearer one moves."""
+    """If two keys are closer together than a finger is wide, the nearer key moves."""
     figure = phone("memory")
     degrees = "state().pairs.map((pair) => pair.degrees)"
     keys = [figure.role("slider", name=f"Key {name}") for name in "AB"]
