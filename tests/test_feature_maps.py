@@ -103,10 +103,7 @@ def test_normalize_on_a_gpu(normalize, scale):
         assert normalize(there[..., :0]).shape == (2, 3, 0)
 
 
-def test_sum_normalize_takes_signs():
-    x = torch.tensor([[3.0, -1.0], [-3.0, 1.0]])
-    wanted = torch.tensor([[1.5, -0.5], [1.5, -0.5]])
-    assert torch.equal(sum_normalize(x), wanted)
+def test_sum_normalize_recognises_zero_and_does_not_overflow():
     # An exact sum of 0 is recognised, because scaling is exact.
     x = torch.randint(-9, 10, (500, 6), generator=torch.Generator().manual_seed(0))
     x[:, -1] = -x[:, :-1].sum(-1)
