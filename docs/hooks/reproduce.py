@@ -71,7 +71,7 @@ class Row(NamedTuple):
 
     @property
     def protocol(self) -> str:
-        """Describe how it differs from the published one; a claim of ours has none."""
+        """Return the difference to the published protocol, or "–" for our claims."""
         return self.claim.protocol or "the same" if self.claim.published else "–"
 
 

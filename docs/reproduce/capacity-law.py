@@ -96,7 +96,7 @@ class Memory(nn.Module):
         self.register_buffer("values", Q @ Q.mT)  # Projects on the value subspace.
 
     def forward(self, keys: Tensor, values: Tensor) -> Tensor:
-        """Return answers `[batch, S, S]` for keys and values `[batch, writes]`."""
+        """Return retrieved values `[batch, S, S]` for sequences `[batch, writes]`."""
         k, q = self.phi(self.keys), self.phi(self.queries)
         match = F.embedding(keys, (q @ k.mT).mT).mT * self.scale  # [batch, S, writes]
         age = torch.arange(keys.shape[1]).flip(0)

@@ -55,7 +55,7 @@ TEXTS = {"Shakespeare": "shakespeare", "source code": "python"}
 RATES = {"pairs": (1e-2, 3e-2, 1e-1), "text": (4e-3, 1e-2, 2.5e-2)}
 STEPS = {"pairs": 400, "text": 1000}
 SEEDS = (1, 2, 3, 4, 5)
-#: Directions that hypotheses compare. On text with ELU + 1, all rates have three seeds.
+#: Directions in the hypotheses. All rates have three seeds on text with ELU + 1.
 COMPARED = (NONE, FIXED, OWN)
 #: Learning rates with the lowest loss of seed 1 (of three seeds for `COMPARED` with
 #: ELU + 1), in the order of `ERASED`. All seeds run at these rates.
@@ -318,7 +318,7 @@ def best(points: Points) -> Points:
 
 
 def shares(points: Points, control: str) -> list[float]:
-    """Divide the gain of a control, seed by seed, by the median gain of the delta rule."""
+    """Return a control's gain per seed, relative to the delta rule's median gain."""
     none, other, own = (points(erased=name) for name in (NONE, control, OWN))
     gain = median(none["loss"]) - median(own["loss"])
     return [(before - after) / gain for before, after, _ in paired(none, other, own)]

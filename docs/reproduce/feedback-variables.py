@@ -42,7 +42,7 @@ def models(quick: bool) -> list[tuple[str, int]]:
 
 
 def points(quick: bool) -> list[Point]:
-    """Return every seed with all models, so that a stopped run can be compared."""
+    """Return the points by seed, so that unfinished runs can be compared."""
     size = {
         "statements": STATEMENTS[quick],
         "width": 64,

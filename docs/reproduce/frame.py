@@ -301,7 +301,7 @@ def verdict(claims: Iterable[Claim]) -> str:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Define the experiment of one published figure or table.
+    """Describe the experiment that reproduces a published figure or table.
 
     - `name`: name of its page, its script and its files.
     - `title`: a few words for lists.
@@ -417,7 +417,7 @@ class Runs:
         return point
 
     def run_all(self, jobs: int) -> Generator[Point, None, None]:
-        """Run all unfinished points; yields each one when it is finished."""
+        """Run all unfinished points in parallel, and yield each finished point."""
         left = [i for i in range(len(self.points)) if self.read(i) is None]
         context = multiprocessing.get_context("spawn")
         stop, made_by = context.Event(), self.provenance()
