@@ -156,7 +156,7 @@ def chart(
 
     - `name`, `title`: name of the drawing, and its description for screen readers.
     - `series`: numbers by name for each entry of the legend. The entry with the
-        most names determines their order.
+      most names determines their order.
     - `line`: position and label of a dashed line.
     - `log`: the ticks of a logarithmic axis.
     """

@@ -159,7 +159,7 @@ def _setup(experiment: Experiment, points: Points) -> dict[str, Any]:
     """Return the recorded hyper-parameters as a table with a row per mixer.
 
     - Returns `equal` (texts by name where all rows are equal), `columns`, and
-        `rows` of texts. Settings with string values name the rows.
+      `rows` of texts. Settings with string values name the rows.
     """
     known = experiment.points(False)[0]
     words = [name for name, value in known.items() if isinstance(value, str)]

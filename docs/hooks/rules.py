@@ -37,7 +37,7 @@ def write(name: str, told: dict[str, torch.Tensor], W: torch.Tensor | None):
     """Return the fast weights after one token of one sequence, for one head.
 
     - `told`: arguments for all rules. A rule with one decay for all channels gets the
-        smallest one, and both steps of a token may get the same value.
+      smallest one, and both steps of a token may get the same value.
     """
     rule, given = TABLE[name].rule, {"state": W, "return_state": True}
     if rule.normalized_loop:

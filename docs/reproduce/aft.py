@@ -311,8 +311,8 @@ def train(model: nn.Module, data: Data, budget: int, lr: float) -> Point:
 
     - `budget`: maximum number of optimiser steps; `lr`: learning rate.
     - Returns the results at the lowest such loss: bits per token of `test`
-        (`loss`) and of `seen` (`train`), and the optimiser step; and at most 20
-        pairs of a step and the loss on `check`.
+      (`loss`) and of `seen` (`train`), and the optimiser step; and at most 20
+      pairs of a step and the loss on `check`.
     """
     best, reached, weights = inf, 0, model.state_dict()
 

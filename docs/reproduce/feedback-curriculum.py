@@ -90,7 +90,7 @@ def train(
     - `steps`: maximum number of optimiser steps.
     - `cost`: cost of the earlier stages, which is updated in place.
     - `asked`: tokens and labels of the test programs. Training ends when their loss
-        reaches the target. None = train to the end.
+      reaches the target. None = train to the end.
     """
     first = 4 if point["way"] == "growing length" else point["statements"]
     longer = growing({**point, "steps": steps}, VARIABLES, first, 0.5)

@@ -40,7 +40,7 @@ def arithmetic(batch: int, length: int) -> Batch:
     """Draw random arithmetic expressions, with the value of each prefix as answers.
 
     - Returns the tokens and the values modulo `MODULUS`, `[batch, length]`. There is
-        no answer after an operator. Products come before sums.
+      no answer after an operator. Products come before sums.
     """
     tokens = torch.randint(MODULUS, (batch, length))
     tokens[:, 1::2] = torch.randint(len(OPERATORS), (batch, length // 2)) + MODULUS
@@ -64,7 +64,7 @@ class Task(NamedTuple):
     - `tokens`, `answers`: number of tokens, and of answers, which are the first tokens.
     - `sizes`: sizes of the model and of its training.
     - `grows`: True if training begins with short sequences and large weights, which
-        arithmetic needs, but which make parity worse on long sequences.
+      arithmetic needs, but which make parity worse on long sequences.
     - `published`: scaled accuracies with beta up to 1 and up to 2.
     """
 

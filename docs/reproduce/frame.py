@@ -114,11 +114,11 @@ class Claim(NamedTuple):
 
     - `text`: the claim.
     - `published`: the published numbers with their table; "" = a claim of ours,
-        without published numbers.
+      without published numbers.
     - `found`: our numbers, medians with the range over seeds, as text.
     - `holds`: True if the medians satisfy the claim; None = not run.
     - `apart`: True if all seeds agree: all of one side are below all of the
-        other side. None = nothing to compare, or fewer than three seeds.
+      other side. None = nothing to compare, or fewer than three seeds.
     - `protocol`: how our protocol differs from the published one; "" = it
       does not.
     - `seeds`: the smallest number of seeds behind a number that decides.
@@ -167,9 +167,9 @@ def order(
     - `sign`: "<", or ">" if the largest numbers come first.
     - `spec`: format of the numbers.
     - `trivial`: a loss that needs no training. If the median of a side is not below
-        it, the claim counts as not trained far enough.
+      it, the claim counts as not trained far enough.
     - `apart` of the claim: True if neighbouring sides do not overlap: all sides if the
-        claim holds, and otherwise two sides in the wrong order.
+      claim holds, and otherwise two sides in the wrong order.
     """
     if isinstance(sides, Mapping):
         text = text.replace("{}", f" {sign} ".join(map(str, sides)))
@@ -227,14 +227,14 @@ def every(
     """Return a claim that `true` holds for the median of every group, such as a size.
 
     - `groups`: the numbers of all seeds of each group, by its value of `x`. If some
-        are empty, a claim that holds for the rest counts as not run.
+      are empty, a claim that holds for the rest counts as not run.
     - `true`: the condition on the median of a group.
     - `spec`, `x`: format of the numbers, and the name of the groups' variable.
     - `worst`: show only the group whose median has the largest value of this function.
-        Failing groups come first, and among them groups whose seeds agree; if none
-        fails, groups whose seeds disagree come first. None = show all groups.
+      Failing groups come first, and among them groups whose seeds agree; if none
+      fails, groups whose seeds disagree come first. None = show all groups.
     - `apart` of the claim: True if all seeds agree, in all groups if the claim holds,
-        and otherwise in a group that fails; None if they agree, but are fewer than
+      and otherwise in a group that fails; None if they agree, but are fewer than
       three.
     """
     run = {at: numbers for at, numbers in groups.items() if numbers}
@@ -398,7 +398,7 @@ class Runs:
 
         - `made_by`: provenance of the point; None = determine it.
         - Returns the point with its results, its wall-clock and processor time in
-            seconds, and its `setup`.
+          seconds, and its `setup`.
         """
         if not 0 <= index < len(self.points):
             last = len(self.points) - 1

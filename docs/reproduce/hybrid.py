@@ -83,7 +83,7 @@ def run(point: Point) -> Point:
 
 
 def build(stack: str, pairs: int) -> Recaller:
-    """Build it without positions and convolution: embeddings have the token before."""
+    """Build a `Recaller` for a stack of mixers, without positions or convolution."""
     mixers, limit = STACKS[stack]
     options = {}
     if "gated-delta" in mixers:
@@ -105,8 +105,8 @@ def sequences(batch: int, pairs: int, asks: int) -> Batch:
     - `asks`: number of bits, and of questions.
     - Returns the tokens and the answer after each, `[batch, 2 (pairs + asks)]`.
       After a bit, this is the parity of all bits so far, as a bit. After a question
-        it is the value of its key if the parity is 0; otherwise the value of the key's
-        neighbour: 0 and 1 are neighbours, 2 and 3, and so on.
+      it is the value of its key if the parity is 0; otherwise the value of the key's
+      neighbour: 0 and 1 are neighbours, 2 and 3, and so on.
     """
     bit = pairs + VALUES
     keys = torch.rand(batch, pairs).argsort(-1)

@@ -91,7 +91,7 @@ def sequences(count: int, returns: int, vocabulary: int, time: int) -> Batch:
     - `returns`: number of keys that are shown a second time, from 0 to `PAIRS`.
     - Returns the tokens and the answer after each, `[count, time]`: the most
       recent value of a queried key, elsewhere `UNASKED`. Keys are tokens from 1,
-        and values are from the upper half, without repetition.
+      and values are from the upper half, without repetition.
     """
     half, shown = vocabulary // 2, PAIRS + returns
     keys = torch.rand(count, half - 1).argsort(-1)[:, :PAIRS] + 1
@@ -127,7 +127,7 @@ def build(mixer: str, vocabulary: int, time: int) -> LanguageModel:
 
 
 def claims(points: Points):
-    """Claim which mixers solve which task; attention and single keys are published."""
+    """Yield a claim for each task and mixer. Only one of the claims is published."""
     tokens, epochs = (points[0][name] for name in ("vocabulary", "epochs"))
     protocol = f"{tokens} tokens for 8,192, width {WIDTH} for 64 and more, {TRAIN:,} "
     protocol += f"sequences for 100,000, {epochs} epochs for 64, one learning rate"

@@ -91,7 +91,7 @@ def mixer(point: Point) -> Mixer:
 
 @torch.no_grad()
 def halves(run: text.Run) -> Point:
-    """Measure the loss of each half of the validation text."""
+    """Measure the loss on each half of the validation text."""
     block = run.config.block
     windows = run.val_tokens.long().unfold(0, block + 1, block)
     losses = []
@@ -105,7 +105,7 @@ def halves(run: text.Run) -> Point:
 
 
 def best(points: Points) -> dict[str, Numbers]:
-    """Return the losses of each mixer at its rate of the lowest loss on the other half."""
+    """Return each mixer's losses at the rate chosen on the other half of the text."""
     chosen = tried(points).at_best_rate("mixer", by="chosen_by")
     return {
         mixer: points(mixer=mixer, lr=own[0]["lr"])["loss"]
@@ -165,7 +165,7 @@ def draw(points: Points) -> Figure:
         at = [(i, own.index(mixer)) for i, own in enumerate(places)]
         color, alpha = LOOKS.get(mixer, INK), 1 if mixer in LOOKS else 0.4
         ax.plot(*zip(*at, strict=True), "o-", color=color, alpha=alpha, markersize=4)
-    names = [f"{lr:g}".lstrip("0") for lr in rates]  # the axis is narrow
+    names = [f"{lr:g}".lstrip("0") for lr in rates]  # The axis is narrow: omit the 0.
     ax.set_xticks(range(len(columns)), [*names, "best"])
     ax.set_xlabel("learning rate")
     ax.invert_yaxis()

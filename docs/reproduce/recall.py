@@ -112,7 +112,7 @@ def sequences(batch: int, pairs: int, symbols: int, shows: int = 1) -> Batch:
 
     - `pairs`: number of keys in a sequence.
     - `symbols`: number of possible keys (tokens from 0) and of possible values
-        (tokens from `symbols`); at least `shows * pairs`.
+      (tokens from `symbols`); at least `shows * pairs`.
     - `shows`: how often each key is shown, each time with another value.
     - Returns the tokens and the answer after each, `[batch, time]`:
       the most recent value of a queried key, elsewhere `UNASKED`.
@@ -216,7 +216,7 @@ def by_size(part: SubFigure, points: Points) -> None:
 
 
 def by_mixer(part: SubFigure, points: Points) -> None:
-    """Draw a row for every mixer, the best of the second task on top."""
+    """Draw the accuracies of each mixer as a row, sorted by the second task."""
     ax = part.subplots()
     rows = {
         name: {shows: own(shows=shows)["accuracy"] for shows in TASKS}

@@ -106,8 +106,8 @@ def draw_pairs(batch: int, n: int, d: int, noise: float) -> tuple[Tensor, ...]:
     """Draw a random linear map for each sequence, with inputs of norm 1.
 
     - Returns `x` `[batch, n, d]`, `y` `[batch, n]` with noise of this variance,
-        the input to predict for `[batch, d]`, and its output `[batch]`. An output has
-        variance 1, so that predicting 0 has a loss of 1.
+      the input to predict for `[batch, d]`, and its output `[batch]`. An output has
+      variance 1, so that predicting 0 has a loss of 1.
     """
     w, x, e = (
         torch.randn(*shape) for shape in ((batch, d, 1), (batch, n + 1, d), (batch, n))
@@ -134,7 +134,7 @@ def least_squares(x: Tensor, y: Tensor, asked: Tensor, noise: float) -> Tensor:
 
 
 def best_step(n: int, d: int, noise: float) -> float:
-    r"""Return the loss of one gradient step of the best size from $W = 0$ on all pairs.
+    r"""Return the loss after one optimal gradient step on all pairs from $W = 0$.
 
     With $M = \sum_i x_i x_i^\top$, a step of size $\eta$ leaves
     $\mathbb E |(I - \eta M) w|^2 / d + \eta^2 \sigma^2 n / d$, where

@@ -203,7 +203,7 @@ def published(what: str, perplexities: str, *sides: Numbers) -> Claim:
 
 
 def carried(points: Points):
-    """Claim when carried state helps the delta rule. Each seed is its own pair."""
+    """Yield claims on when carried state helps the delta rule, seed by seed."""
     for (steps, lr), some in small(points).by("steps", "lr").items():
         for one, other, what in (
             ("loss", "windows_loss", "loss in windows minus with carried state"),

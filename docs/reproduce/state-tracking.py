@@ -24,7 +24,7 @@ TITLE = "What the delta rule can compute, and what a decay is for"
 SOURCE = "Grazzi et al. 2024, Table 3; Siems et al. 2025"
 COST = "quick: 1 min of one core; full: 5 min"
 
-#: The compositions: weights, number of items, maximum of beta, updates per token.
+#: Settings of a composition: weights, items, maximum of beta, updates per token.
 COMPOSE = ("weights", "items", "limit", "steps")
 PARITY = [("trained", 2, 1, 1), ("trained", 2, 2, 1)]
 THREE = [("trained", 3, limit, steps) for limit in (1, 2) for steps in (1, 2)]
@@ -196,7 +196,7 @@ def score(model: Composer, length: int) -> float:
 
 @torch.no_grad()
 def recall(topics: int, decay: float | None) -> float:
-    """Return the loss of setting 1 for the pairs of the last topic.
+    """Return the retrieval loss for the pairs of the last topic.
 
     Keys are random and new in every topic; values are one-hot vectors.
     """

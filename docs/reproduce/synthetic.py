@@ -24,9 +24,9 @@ class Series(NamedTuple):
 
     - `published`: final losses in the authors' logs, by S; one seed each.
     - `sizes`: numbers of keys at which all keys are queried. One key is queried, as
-        published, at sizes that are anchors of the setting or near the capacity.
+      published, at sizes that are anchors of the setting or near the capacity.
     - `edge`: the last S up to which all published losses are at most 0.001, and the
-        first from which none is; (0, 0) = the rule never is; None = no claim.
+      first from which none is; (0, 0) = the rule never is; None = no claim.
     - `quick`, `quick_one`: sizes of the quick version, for all keys and for one key.
     - `one`: sizes at which one key is queried instead of these sizes.
     - `lr`, `batch`: learning rate and batch size of training with one key.
@@ -71,7 +71,7 @@ class Setting:
     budget: int
 
     def points(self, quick: bool) -> list[Point]:
-        """Order points by S, so that a stopped run has all series up to some S."""
+        """Return the points by S, so that unfinished runs contain all series."""
         d_key, budget = (self.d_key, self.budget) if quick else (64, 20_000)
         grid = []
         for s in self.series:
@@ -134,15 +134,15 @@ class Setting:
     # --- Claims -----------------------------------------------------------
 
     def edges(self, points: Points):
-        """Claim where losses are at most 0.001, as published, and where not."""
+        """Yield claims on the sizes that are solved, as published, and that are not."""
         for s, ask, solved in product(self.series, (ALL, ONE), (True, False)):
             if s.edge:
-                # Features that are fewer hold less; attention has none.
+                # Narrower keys have fewer features. Attention has no features.
                 scale = 1 if s.rule == "softmax" else points[0]["d_key"] / 64
                 yield from self.edge(s.of(points, ask=ask), s, ask, solved, scale)
 
     def edge(self, points: Points, s: Series, ask: str, solved: bool, scale: float):
-        """Claim this for one side of the edge of a series, if it has sizes there."""
+        """Yield the claim on one side of a series' edge, if there are such sizes."""
         inside, edge = (le, s.edge[0]) if solved else (ge, s.edge[1])
         own = Points(p for p in points if inside(p["S"], edge * scale))
         sizes = own.by("S")
@@ -166,7 +166,7 @@ class Setting:
         )
 
     def agreement(self, points: Points) -> Claim:
-        """Claim that asking all keys ends where asking one key does."""
+        """Return a claim that queries of all keys and of one key give equal losses."""
         off, seeds = {}, []
         for some in points.by("rule", "map", "S").values():
             p, both = some[0], [asked["loss"] for asked in some.by("ask").values()]

@@ -90,8 +90,8 @@ def fast_weights(
 
     - `rule`: as in `FastWeightAttention`, "gated-delta" for "gated_delta".
     - `name`: name of the feature map. For rules with normalised keys, features
-        are divided by their sum, but the keys themselves ("identity"), whose sum
-        may be 0, are divided by their length.
+      are divided by their sum, but the keys themselves ("identity"), whose sum
+      may be 0, are divided by their length.
     - `normalize`, `positions`: as in `FastWeightAttention` and `Mixer`.
     - `layer`: class of the layer; `conv_size`: as in `FastWeightAttention`.
     """
@@ -173,7 +173,7 @@ def points(quick: bool, settings: Iterable[Point]) -> list[Point]:
     """Return the points of each setting with three seeds.
 
     - `settings`: settings of the points. A missing size, text or learning rate gets
-        the default of the version.
+      the default of the version.
     """
     size, corpus = ("small", "any") if quick else (FULL, "shakespeare")
     usual = {"size": size, "corpus": corpus, "lr": LR[size]}
@@ -186,7 +186,7 @@ def config(point: Point, mixer: Mixer) -> Config:
     """Return the config of a run, with as many parameters as softmax attention has.
 
     - `point`: may have `block`, the characters per window (default 64; characters per
-        optimiser step do not change), and `carry`, as in `Config`.
+      optimiser step do not change), and `carry`, as in `Config`.
     """
     name, _, steps = point["size"].partition("-")
     block, options = point.get("block", 64), dict(SIZES[name])
@@ -263,7 +263,7 @@ class Run(Trainer):
 
     def saved_mib(self) -> float:
         """Return the MiB of all that a training step saves for its backward pass.
-
+Return the MiB of tensors that a training step saves for its backward pass.
         Parameters do not count. Unlike the memory of the process, the result is the
         same in every run.
         """
@@ -291,7 +291,7 @@ def train(run: Run) -> Point:
     """Train a model to the end, and return the results; no loss if it diverged.
 
     - Returns the text's name and the beginning of its hash; sizes; the loss
-        on the validation text; and the learning curve.
+      on the validation text; and the learning curve.
     """
     c, seconds, loss, bits, speed = run.config, 0.0, None, None, None
     losses: list[float] = []
