@@ -102,7 +102,7 @@ def train(
 
 
 def _with_preset(arguments: list[str]) -> list[str]:
-    """Insert the options of a preset before the given ones, which take precedence."""
+    """Insert a preset's options before the given options, which take precedence."""
     chosen = [
         name for before, name in pairwise(_split(arguments)) if before == "--preset"
     ]
@@ -124,7 +124,7 @@ def _split(arguments: list[str]) -> list[str]:
 
 
 def _refuse_empty(arguments: list[str]) -> None:
-    """Raise `ValueError` for an empty argument: as a path, it is this folder."""
+    """Raise `ValueError` for an empty argument, which as a path means this folder."""
     for before, argument in pairwise(_split(arguments)):
         if not argument and before != "--prompt":
             raise ValueError(

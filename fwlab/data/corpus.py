@@ -70,7 +70,7 @@ CORPORA = {
 address and its hash; for an archive, also the name in it, and its hash."""
 
 
-#: The byte order marks of other encodings. UTF-16's are the beginning of UTF-32's.
+#: Byte order marks of other encodings. UTF-16's begin UTF-32's, so the order matters.
 OTHERS = {
     "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
     "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),

@@ -57,7 +57,7 @@ def _german(number: int) -> str:
 
 
 def _below_100(number: int, words: str) -> tuple[str, str]:
-    """Return the words for the tens and for the rest; "" where there is none."""
+    """Return the words for the tens and the ones of a number below 100, or ""."""
     known = words.split()
     if number < 20:
         return "", known[number]

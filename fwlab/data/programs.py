@@ -236,7 +236,7 @@ def execute(tokens: Sequence[str], conditions: bool | None = None) -> list[int |
 def test_rng(seed: int) -> random.Random:
     """Return a random generator whose test programs differ from training programs.
 
-    - `seed`: from 0 to 999, as of the training; a negative one would not do, since
+    - `seed`: seed of the training, from 0 to 999. A negative seed would not differ, as
       Python takes its absolute value.
     """
     return random.Random(1000 + seed)

@@ -87,8 +87,8 @@ class Splits(NamedTuple):
     def sha256(self) -> str:
         """Compute the SHA-256 of the concatenated splits.
 
-        - Returns 64 hexadecimal digits. Those of a text that was cut are those of the
-          whole text.
+        - Returns 64 hexadecimal digits. The splits of a text have the same digits as
+          the text itself.
         """
         texts = (text.documents for text in self if text is not None)
         return Text(sum(texts, ())).sha256()

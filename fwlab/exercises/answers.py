@@ -271,7 +271,7 @@ def _easy(drawn: list[Any]) -> list[float]:
 def _small(
     x: Tensor, cut: dict[int, int], numbers: list[float], chance: random.Random
 ) -> Tensor:
-    """Cut the dimensions of a tensor, and fill it with some of the given numbers."""
+    """Shrink the dimensions of a tensor, and fill the tensor with random `numbers`."""
     x = x[tuple(slice(cut.get(size, size)) for size in x.shape)]
     some = [chance.choice(numbers) for _ in range(x.numel())]
     return torch.tensor(some, dtype=x.dtype).reshape(x.shape)
@@ -352,7 +352,7 @@ def _is(thing: Any) -> bool:
 
 
 def _described(name: str, thing: Any) -> str:
-    """Return an argument in a few words: a function or a module only by its name."""
+    """Describe an argument by name and by shape or value; a function by name alone."""
     if _is(thing):
         return f"{name} {list(thing.shape)}"
     return name if callable(thing) else f"{name} = {thing!r}"
