@@ -27,7 +27,7 @@ def one_cycle(
 ) -> LRScheduler:
     """Raise the rate for a share of the steps, and let it fall along a cosine.
 Return a schedule in which the learning rate rises and then falls along a cosine.
-    - Raises `ValueError` if that share is one step, which PyTorch does not take.
+    - Raises `ValueError` if the rise lasts one step, which PyTorch does not support.
     - Raises `ValueError` if the rise lasts one step, which PyTorch does not support."""
     if rise * steps == 1:
         raise ValueError(f"expected other steps than {steps}: the rate rises for one")
@@ -35,7 +35,7 @@ Return a schedule in which the learning rate rises and then falls along a cosine
 
 
 class Fit(NamedTuple):
-    """Hold the result of a training.
+    """Hold the result of a training: steps, learning curve and reason for its end.
 
     - `steps`: number of optimiser steps.
     - `curve`: pairs of a step and what was evaluated then; without `evaluate`, at

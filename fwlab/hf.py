@@ -261,7 +261,7 @@ class FwlabCache:
     - `state`: as `LanguageModel.prefill` returns it; None = start of text.
     - `length`: number of tokens so far, padding included.
 
-    It derives from no cache of transformers, as their layers copy states of
+    It is not a cache of transformers, whose layers for linear attention copy states of
     constant size in place, with 0 as the empty state.
     """
 
@@ -304,7 +304,7 @@ class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
     """
 
     config_class = FwlabConfig
-    _is_stateful = True  # `generate` refuses to take tokens back
+    _is_stateful = True  # `generate` cannot remove tokens from a state.
     supports_gradient_checkpointing = True
 
     def __init__(

@@ -181,7 +181,7 @@ def _watched(number: int, layer: Any, x: Tensor, first: int | None) -> Layer:
 class Reading(NamedTuple):
     """Hold a model and the text that it reads: `tokens`, `int64 [time]`, and `text`.
 
-    `spans`: where each token begins and ends there; `total`: how many tokens the whole
+    `spans`: where each token begins and ends in `text`; `total`: token count of the
     whole text.
     """
 
@@ -291,7 +291,7 @@ def _plain(x: Any) -> Any:
 def picture(
     reading: Reading, layers: Sequence[Layer], name: str | None, places: Sequence[int]
 ) -> Figure:
-    """Draw heat maps of all heads along the text; with a name, how long it is kept."""
+    """Draw heat maps of all heads along the text, and how long a write is kept."""
     beta = torch.cat([layer.beta for layer in layers], 1)
     norm = torch.cat([layer.norm for layer in layers], 1)
     decay = torch.cat([layer.decay.mean(-1) for layer in layers], 1)

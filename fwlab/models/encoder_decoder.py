@@ -53,7 +53,7 @@ class DecoderBlock(Block):
     def read(
         self, x: Tensor, source: Any, state: Any, key_mask: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        """Process part of the target."""
+        """Process a part of the target, and return its outputs and the new state."""
         h = self.norm_mixer(x)
         if x.shape[1] == 1 and key_mask is None:
             y, state = self.mixer.step(h[:, 0], state)

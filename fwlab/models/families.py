@@ -43,7 +43,7 @@ class Configuration:
         return usual if value is None else value
 
     def only(self, **supported: Any) -> None:
-        """Raise `ValueError` unless each value is the supported one, or missing."""
+        """Raise `ValueError` unless each value is missing or the supported value."""
         for name, value in supported.items():
             if self.get(name, value) != value:
                 raise ValueError(
@@ -264,7 +264,7 @@ def _family(
 def _pieces(
     there: str, here: str, names: dict[str, str], heads: int = 1
 ) -> list[Piece]:
-    """Pair published names with ours, each behind the prefix of its model."""
+    """Pair published names with ours, each with the prefix of its model."""
 
     def full(before: str, names: str) -> tuple[str, ...]:
         bare = ("A_log", "dt_bias", "log_rate", ".bias")

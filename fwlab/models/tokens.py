@@ -63,9 +63,9 @@ def check_range(least: int, most: float, **values: int | None) -> None:
 
 
 def tied_logits(x: Tensor, embedding: Any, vocab_size: int) -> Tensor:
-    """Compute logits with the embedding: `[..., d_model]` to `[..., vocab_size]`.
+    """Compute logits with an embedding, `[..., d_model]` to `[..., vocab_size]`.
 
-    An embedding that is more than its weight, such as one with an adapter, is called.
+    An embedding with an adapter, for example, is called as a module.
     """
     if type(embedding) is nn.Embedding:
         return x @ embedding.weight.T
