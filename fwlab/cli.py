@@ -271,7 +271,7 @@ def bench(
     out: Path | None = None,
     gpu: bool = False,
 ) -> None:
-    """Measure speed and memory, naive against efficient, side by side.
+    """Measure speed and memory of naive and efficient implementations.
 
     Args:
         out: Also write the results to this JSON file. With --gpu they are

@@ -25,10 +25,10 @@ SETUP = {
 def one_cycle(
     optimizer: torch.optim.Optimizer, lr: float, steps: int, rise: float = 0.1
 ) -> LRScheduler:
-    """Raise the rate for a share of the steps, and let it fall along a cosine.
-Return a schedule in which the learning rate rises and then falls along a cosine.
+    """Return a schedule in which the learning rate rises and then falls along a cosine.
+
     - Raises `ValueError` if the rise lasts one step, which PyTorch does not support.
-    - Raises `ValueError` if the rise lasts one step, which PyTorch does not support."""
+    """
     if rise * steps == 1:
         raise ValueError(f"expected other steps than {steps}: the rate rises for one")
     return OneCycleLR(optimizer, lr, steps, pct_start=rise, cycle_momentum=False)

@@ -265,7 +265,7 @@ class FwlabCache:
     constant size in place, with 0 as the empty state.
     """
 
-    is_linear = (False,)  # `generate` asks for the length and continues from there
+    is_linear = (False,)  # `generate` then continues from `get_seq_length`.
     is_compileable = is_croppable = False
 
     def __init__(self) -> None:

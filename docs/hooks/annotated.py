@@ -192,7 +192,7 @@ def rows_of(folder: str, naive: Source, file: Source) -> list[int]:
     """
     here = {*naive.tags, *naive.computed, *file.tags, *file.computed}
     theirs = [_tags(folder, naive, function) & here for function in naive.functions]
-    chains: dict[int, list[tuple[int, int]]] = {}  # Longest chain by its last row.
+    chains: dict[int, list[tuple[int, int]]] = {}  # Longest chain ending in each row.
     for index, function in enumerate(file.functions):
         ours = _tags(folder, file, function) & here
         shared = [len(ours & tags) / len(ours | tags or {0}) for tags in theirs]

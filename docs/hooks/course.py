@@ -22,7 +22,7 @@ from fwlab.exercises.notation import printed
 
 PROGRESS = "scripts/progress.js"
 MAP = "<!-- course: map -->"
-#: A call that checks an exercise or a derivation, and the name of the exercise.
+#: Pattern of a call that checks an exercise or a derivation.
 CHECK = re.compile(r'\b(?:check|check_formula|golf)\((?:\w+, )?"?(\w+)')
 #: Label and URI pattern of the pages that accompany a notebook, by kind.
 COMPANIONS = {
@@ -200,7 +200,7 @@ def _exercises() -> str:
     return render("course/exercises.md.jinja", exercises=found)
 
 
-#: Functions that return the Markdown that replaces each mark.
+#: Functions that return the Markdown for each mark in a page.
 MADE = {
     "<!-- course: ways -->": lambda: render("course/ways.md.jinja", ways=_ways()),
     "<!-- course: class -->": lambda: render("course/class.md.jinja", course=_course()),

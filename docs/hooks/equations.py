@@ -44,7 +44,7 @@ def said_of(table: str, paper: str) -> dict[str, str]:
 
 
 def paper(path: str) -> str | None:
-    """Return the paper of the longest listed path prefix of a file, or None."""
+    """Return the paper whose equation numbers a file uses, or None."""
     counts_by = listed()["counts_by"]
     known = [start for start in counts_by if path.startswith(start)]
     return counts_by[max(known, key=len)] if known else None

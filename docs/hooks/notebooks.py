@@ -30,7 +30,7 @@ MARK = re.compile(r"<!-- nb: (\w+) -->")
 #: A cell that contains only questions, such as `predict("crosstalk", ...)`.
 ASKS = re.compile(r'((predict|quiz)\("\w+", \.\.\.\)\s*)+')
 ASKED = re.compile(r'(predict|quiz)\("(\w+)"')
-#: The first line of a cell that the page folds: it prepares or draws.
+#: The first line of a setup or drawing cell, which the page folds.
 FOLDED = re.compile(r"# (?:@title )?(Setup|Draws [^\n]+)")
 #: The paragraph of an exercise or a derivation, which begins with a number.
 TASK = re.compile(r"^\*\*\d\. .+?(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)

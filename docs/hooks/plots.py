@@ -152,7 +152,7 @@ def chart(
     log: Sequence[float] = (),
     looks: Sequence[tuple[str, str]] = LOOKS,
 ) -> str:
-    """Draw a row per name, with a mark for each seed and the middle value at its end.
+    """Draw a row per name, with a mark per seed and the middle value at the end.
 
     - `name`, `title`: name of the drawing, and its description for screen readers.
     - `series`: numbers by name for each entry of the legend. The entry with the

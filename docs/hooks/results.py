@@ -183,7 +183,7 @@ def _longer() -> str:
 
 
 def _carried() -> str:
-    """Draw the losses of models that carry a state through the text or read windows."""
+    """Draw model losses with a carried state and in separate windows."""
     rows = {
         "delta, ELU + 1": {"model": "delta", "map": "linear", "size": "nanogpt"},
         "delta, DPFP": {"model": "delta", "map": "dpfp"},

@@ -25,7 +25,7 @@ def on_page_content(html, page, config, files):
 
 
 def memory(name: str) -> list[list[float]]:
-    """Return W after the three tokens, with a row per city and a column per channel."""
+    """Return a rule's fast weights `[cities, channels]` after the three tokens."""
     W, gates = None, {"beta": float64(0.8), "ask": float64(0.5), "log_decay": DECAY}
     gates |= {"erase": ONES, "write": 0.8 * ONES}
     for k, v in zip(KEYS, ONES.diag(), strict=True):

@@ -113,7 +113,7 @@ def draw(points: Points):
                 name: percent_above([log(perplexities[i - 1])], without)
                 for name, *perplexities in VARIANTS.values()
             }
-            theirs |= {name: [] for name in BASELINES}  # The paper has none of these.
+            theirs |= {name: [] for name in BASELINES}  # The paper omits baselines.
             plots.rows(ax, theirs, INK, marker, f"published, {split}")
         ax.set_title(MAPS[map])
     axes[-1].set_xlabel("loss above that with neither, %")

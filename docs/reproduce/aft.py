@@ -123,7 +123,7 @@ ABLATED: dict[str, Callable[[int, int], nn.Module]] = {
 }
 #: Layers without position embeddings, which are trained only on text.
 WITHOUT_POSITIONS = (ROTARY, CONVOLVED, CONVOLUTION)
-#: Names of layers trained on images, measured as single layers, trained on text.
+#: Layers by use: trained on images, measured as single layers, trained on text.
 OF_IMAGES = [name for name in LAYERS if name not in (DENSE, *WITHOUT_POSITIONS)]
 OF_LENGTHS = [name for name in OF_IMAGES if name != "aft-conv-2d"] + [DENSE]
 OF_TEXT = [name for name in LAYERS if name not in (DENSE, "aft-conv-2d")]
@@ -230,7 +230,7 @@ def digits() -> Data:
 
     The split into 1297, 200 and 300 images is the same for all seeds.
     """
-    from sklearn.datasets import load_digits  # pip install "fwlab[reproduce]"
+    from sklearn.datasets import load_digits  # Needs fwlab[reproduce].
 
     images = torch.from_numpy(load_digits().images).long().flatten(1)
     mixed = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))

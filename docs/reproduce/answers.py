@@ -60,7 +60,7 @@ def scaled(share: float, answers: int) -> float:
 def growing(step: int, budget: int, last: int, first: int = 2) -> int:
     """Return the sequence length of a training step, which grows during training.
 
-    Short sequences are learned early and help. The length grows from `first` to `last`.
+    Short sequences help. The length grows from `first` to `last` in half the budget.
     """
     return min(last, first + 2 * last * step // budget)
 
@@ -83,10 +83,10 @@ def enlarge(model: nn.Module) -> None:
 
 
 class Recaller(LanguageModel):
-    """Build a language model that also embeds the previous token in each token.
+    """Build a language model that adds the previous token's embedding to each token.
 
     A value then arrives together with its key, as after the short
-    convolution of today's models: no mixer has to find out which key came
+    convolution of today's models: no mixer has to find out which key
     came before a value. The model takes whole sequences, without `prefill` or `step`.
 
     - `mixer`, `vocabulary`, `layers`, `heads`, `max_len`, `options`: as for

@@ -331,7 +331,7 @@ def gains(points: Points) -> bool:
 
 
 def content(points: Points) -> list[float]:
-    """Return, for every seed, 1 minus the gain share of erasing a fixed direction.
+    """Return the share of the gain that a fixed direction does not reach, per seed.
 
     The list is empty unless all seeds show a gain of the delta rule.
     """

@@ -515,7 +515,7 @@ def _end_with(stop: Any) -> None:
             pass
         os._exit(1)
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent process handles it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent handles SIGINT.
     threading.Thread(target=watch, daemon=True).start()
 
 

@@ -21,7 +21,7 @@ COST = "quick: 3 min of one core; full: 26 min"
 LENGTHS = (64, 128, 256, 512, 1024)
 #: Number of characters per forward pass of a test.
 READ = 8192
-#: The delta rule with the unit keys of the gated delta rule, which has also a decay.
+#: Name of the delta rule with the unit keys of the gated delta rule, but no decay.
 UNIT = "delta, unit keys"
 #: Mixers of this experiment: controls, softmax attention for any length, delta rule.
 OWN = text.CONTROLS | {

@@ -147,7 +147,7 @@ def draw(points: Points) -> Figure:
     figure, (left, right) = plots.grid(2, "number of keys $S$", "loss", height=3.6)
     for s in SETTING.series:
         own = points(rule=s.rule, map=s.map)
-        if not own or s is FWM_TANH:  # Its losses are far above the chart.
+        if not own or s is FWM_TANH:  # These losses are far above the chart.
             continue
         look = (s.color, s.marker, s.line)
         most = own(ask=ALL) or own

@@ -85,7 +85,7 @@ def permutations(items: int) -> Tensor:
 
 @cache
 def compositions(items: int) -> Tensor:
-    """Return the index of the permutation `a` after `b`, for all pairs `[a, b]`."""
+    """Return the index of the product `a` after `b` for all permutations, `[a, b]`."""
     some = permutations(items)
     return (some[:, some][:, :, None] == some).all(-1).long().argmax(-1)
 

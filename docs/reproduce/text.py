@@ -262,8 +262,8 @@ class Run(Trainer):
         return LanguageModel(vocab_size, self.mixer, *sizes)
 
     def saved_mib(self) -> float:
-        """Return the MiB of all that a training step saves for its backward pass.
-Return the MiB of tensors that a training step saves for its backward pass.
+        """Return the MiB of tensors that a training step saves for its backward pass.
+
         Parameters do not count. Unlike the memory of the process, the result is the
         same in every run.
         """
@@ -278,7 +278,7 @@ Return the MiB of tensors that a training step saves for its backward pass.
         inputs = self.train_tokens[: c.batch * c.block].view(c.batch, c.block)
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             loss = self.model(inputs.to(self.device)).logsumexp(-1).sum()
-        del loss  # It kept saved tensors alive, so no address was used twice.
+        del loss  # `loss` kept saved tensors alive, so no address was used twice.
         return round(sum(sizes.values()) / 2**20, 2)
 
 

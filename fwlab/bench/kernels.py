@@ -224,7 +224,7 @@ def wrong(row: Row) -> list[str]:
 
 
 def main(out: Path | None, command: str) -> bool:
-    """Check, measure, print and save all rows; return True if all are right.
+    """Check, time, print and save all kernels, and return True if all are right.
 
     - `out`: the JSON file; None = gpu-CARD.json, in docs/results in the repository. If it
       has rows of the same card and versions, they are not measured again.

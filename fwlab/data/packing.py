@@ -45,8 +45,8 @@ def packed_rows(borders: Tensor, length: int) -> int:
 def packed(
     tokens: Tensor, borders: Tensor, length: int, row: int, seed: int | None = None
 ) -> Packed:
-    """Return a row of documents, one after the other.
-Return one row of concatenated documents, with the target of each token.
+    """Return one row of concatenated documents, with the target of each token.
+
     The documents of an epoch are put in an order and joined, and the whole
     is cut into rows. A document that does not fit continues in the next
     row, where it counts as a new one, so its state starts again. In each

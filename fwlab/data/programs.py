@@ -234,7 +234,7 @@ def execute(tokens: Sequence[str], conditions: bool | None = None) -> list[int |
 
 
 def test_rng(seed: int) -> random.Random:
-    """Return a random generator whose test programs differ from training programs.
+    """Return a random number generator for test programs, apart from training seeds.
 
     - `seed`: seed of the training, from 0 to 999. A negative seed would not differ, as
       Python takes its absolute value.

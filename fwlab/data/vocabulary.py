@@ -15,7 +15,7 @@ END, UNKNOWN = "<eos>", "<unk>"
 
 
 class Vocabulary:
-    """Convert between tokens and numbers, as base of `Characters` and `Words`.
+    """Convert between tokens and numbers (base class of `Characters` and `Words`).
 
         >>> Characters("ab").vocabulary, Words(["<eos>", "ab"]).vocabulary
         (['a', 'b'], ['<eos>', 'ab'])
@@ -68,7 +68,7 @@ class Vocabulary:
 
 
 class Characters(Vocabulary):
-    """Convert between characters, in code point order, and numbers.
+    """Convert between numbers and characters, numbered in code point order.
 
         >>> Characters("hello").encode("hole")
         tensor([1, 3, 2, 0])
@@ -99,7 +99,7 @@ class Characters(Vocabulary):
 
 
 class Words(Vocabulary):
-    r"""Convert between numbers and words, between blanks, with ends of lines as words.
+    r"""Convert between numbers and words that blanks or ends of lines separate.
 
     - `vocabulary`: the words by token number, each once: `<eos>`, the end
       of a line, among them, and `<unk>` if there are to be unknown words.

@@ -15,7 +15,7 @@ from typing import Any
 from fwlab.exercises import progress
 from fwlab.files import replacing
 
-#: Name of the file beside the notebooks.
+#: Name of the file for right answers, beside the notebooks.
 FILE = "my_lab.py"
 HEAD = '''"""What you wrote in the notebooks of fwlab. Read it, and change it as you like.
 
@@ -136,7 +136,7 @@ def _source(function: Any, parts: dict[str, str], others: dict[str, Any]) -> str
             new = f" as {name}" if called != name else ""
             parts[name] = f"{f'from {above} ' * bool(above)}import {called}{new}"
         elif where == "my_lab" and any(called in x for x in others.values()):
-            parts[name] = f"{name} = {called}" if new else ""  # The file has it.
+            parts[name] = f"{name} = {called}" if new else ""  # The name is saved.
         elif value is getattr(home, called, parts):
             parts[name] = f"from {where} import {called}{new}"
         elif isinstance(value, FunctionType):

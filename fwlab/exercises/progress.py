@@ -9,7 +9,7 @@ from typing import Any
 
 from fwlab.files import write_json
 
-#: Name of the file beside the notebooks.
+#: Name of the file for the progress, beside the notebooks.
 FILE = "fwlab_progress.json"
 #: Key of the file's entry for the probabilities that a reader has given.
 SURE = "sure"

@@ -82,7 +82,7 @@ def find(source: str | Path) -> Path:
     wanted = ["*.safetensors", "*.safetensors.index.json", TOKENIZER, "*config.json"]
     try:
         return Path(snapshot_download(str(source), allow_patterns=wanted))
-    except Exception as error:  # Several libraries may raise.
+    except Exception as error:  # Several libraries may raise errors.
         reason = str(error).partition("\n")[0]
         raise ValueError(
             f"{source} is no folder here, and was not downloaded: {reason}"

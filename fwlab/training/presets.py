@@ -24,7 +24,7 @@ class Preset(NamedTuple):
 
 
 def _labml(**options: Any) -> Config:
-    r"""Return a config with the options shared by labml.ai's runs.
+    r"""Return a config with labml.ai's shared options: Noam's schedule, 128 epochs.
 
     The highest learning rate is $1/\sqrt{d_\text{model} \cdot \text{warmup}}$. An epoch
     reads as many tokens as the text has.
