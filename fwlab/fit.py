@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
-#: Function that builds a schedule from an optimiser, the highest learning rate and
-#: the number of steps.
+#: Function that builds a schedule from optimiser, highest learning rate and steps.
 Schedule = Callable[[torch.optim.Optimizer, float, int], LRScheduler]
 #: Maximum number of points of a learning curve.
 CURVE = 20

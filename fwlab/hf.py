@@ -45,8 +45,8 @@ except ModuleNotFoundError as error:
 
 __all__ = ["FwlabConfig", "FwlabForCausalLM", "from_run", "patch", "unpatch"]
 
-#: Functions of transformers for chunks and for single tokens without a GPU, and the
-#: rule that each function computes.
+#: The rule that each function of transformers computes, for chunks or single tokens.
+#: transformers calls these functions without a GPU.
 RULES = {
     "torch_chunk_gated_delta_rule": ops.gated_delta_rule,
     "torch_recurrent_gated_delta_rule": ops.gated_delta_rule,

@@ -21,8 +21,8 @@ from mkdocs.plugins import event_priority
 from packages import MODULES, fetched, npm
 from repository import ROOT
 
-#: A formula marked by arithmatex, and the punctuation after it. An inline formula takes
-#: over the punctuation, so that it cannot begin a line.
+#: A formula marked by arithmatex, with the punctuation that follows the formula.
+#: An inline formula includes the punctuation, so that it cannot begin a line.
 MARKED = re.compile(
     r'(<(span|div) class="arithmatex">)\s*(?:\\\((.*?)\\\)|\\\[(.*?)\\\])\s*</\2>([.,;:!?)\]]*)',
     re.DOTALL,

@@ -92,8 +92,8 @@ def _swap(one: str, other: str) -> tuple:
     return [x / math.hypot(*way) for x in way], (0, 0), 2
 
 
-#: Tokens: label, meaning, steps (key, value, erase strength), decay of each column,
-#: and the one decay that is used by rules that cannot erase.
+#: Tokens: label, meaning, steps (key, value, erase strength), decay per column.
+#: The last entry is the decay for rules that cannot erase.
 TOKENS = (
     ("A", "A gets a value", [_put("A", (1, 0))], ONE, 1),
     ("B", "B gets a value", [_put("B", (0, 1))], ONE, 1),
@@ -110,8 +110,7 @@ TOKENS = (
         *([_swap("B", "C"), _swap("A", "B")], ONE, 1),
     ),
 )
-#: Rules by name: new ability, kind of decay (one for all or one per column), and the
-#: smallest and largest erase strength.
+#: Rules by name: new ability, kind of decay, smallest and largest erase strength.
 RUNGS = {
     "sum": ("write pairs", "", 0, 0),
     "decay": ("fade", "all", 0, 0),

@@ -13,8 +13,8 @@ import npm
 
 MODULES = npm.MODULES
 FONTS = MODULES / "@fontsource"
-#: Typefaces: name, weight, style, letters, and True if styles/site.css embeds the
-#: font, so that text does not move when a font file arrives late.
+#: Typefaces: name, weight, style, letters, and True if styles/site.css embeds them.
+#: Embedded fonts keep text from moving when a font file arrives late.
 FACES = (
     ("Sans", 400, "normal", "latin", True),
     ("Sans", 400, "italic", "latin", True),

@@ -45,8 +45,8 @@ FAMILIES = {
 }
 #: Colour and marker of the entries of a legend.
 LOOKS = ((FAST, "o"), (TRAINED, "s"), (OTHER, "D"))
-#: A text in a matplotlib SVG: the words in a comment, then outlines with a
-#: translation, an optional rotation, and a scale of font size / 100.
+#: A text in a matplotlib SVG: the words in a comment, then the outlines.
+#: Outlines have a translation, an optional rotation, and a scale of font size / 100.
 OUTLINES = re.compile(
     r"<!-- ?((?:(?!-->).)*?) ?-->\s*<g (?:style=\"([^\"]*)\" )?"
     r"transform=\"translate\(([\d.-]+) ([\d.-]+)\)( ?rotate\([^)]*\))? ?"

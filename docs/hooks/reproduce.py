@@ -23,8 +23,8 @@ sys.path.insert(0, str(ROOT / "docs" / "reproduce"))
 from frame import NAMES, Claim, Experiment, Points, load, results, texts_of, verdict
 
 MARK = re.compile(r"<!-- reproduce: (\S+) -->")
-#: A mark after a number: an expression that computes it from the results (of another
-#: experiment, if a page is named), or "given" for any other number.
+#: A mark after a number: an expression that computes it from results, or "given".
+#: The expression may follow the name of another experiment's page.
 CHECKED = re.compile(r"<!-- (?:full(?: (\S+))?: (.+?)|given) -->")
 EXPERIMENTS = {name: load(name) for name in NAMES}
 TABLE = ROOT / "docs" / "reproduce" / "claims.csv"

@@ -27,11 +27,9 @@ FIRST = (
 )
 #: Length below which equal texts, such as numbers in tables, are all kept.
 SHORT = 40
-#: Tables whose rows can be found, by the header of the first column: the format of a
-#: row's title, which its cells fill in.
+#: Format of row titles in tables with searchable rows, by the first column's header.
 ROWS = {"Eq.": "Eq. {}", "Symbol": "{} · {}"}
-#: Elements to skip: links beside headings, code of the annotated pages, line numbers,
-#: and elements without text.
+#: Elements to skip: heading links, annotated code, line numbers, textless elements.
 OUT = (
     ".headerlink, .doc-labels, .mkdocstrings-source, [data-search-exclude], pre a, "
     "button, col, hr, img, input, script, style, wbr"

@@ -19,8 +19,8 @@ TITLE = "Positions and attention normalisation for the delta rule"
 SOURCE = "Schlag et al. 2021, Table 3"
 COST = "quick: 2 min of one core; full: 50 min"
 
-#: Variants by (position codes, attention normalisation): name, and validation and
-#: test perplexity per word of the paper's medium model on WikiText-103.
+#: Variants by (position codes, attention normalisation): name, published perplexities.
+#: The perplexities of medium models on WikiText-103 are for validation and test.
 VARIANTS = {
     (1, 1): ("both", 30.4, 32.1),
     (0, 1): ("normalisation alone", 29.2, 31.2),

@@ -70,8 +70,8 @@ def fwlab(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     return 2 * y[0]
 
 
-#: Functions of `k` and `v` `[time, channels]` and biases `w` `[time, time]`, which
-#: are -inf where a row may not see a step.
+#: Functions of `k` and `v` `[time, channels]` and biases `w` `[time, time]`.
+#: Biases are -inf where a row may not see a step.
 WAYS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "no maximum": quotient,
     "epsilon": epsilon,

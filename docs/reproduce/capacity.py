@@ -20,8 +20,8 @@ TITLE = "How many pairs fast weights can hold"
 SOURCE = "Schlag et al. 2021, setting 1, Fig. 2"
 COST = "quick: 3 min of one core; full: 2.2 hours"
 
-#: Numbers of keys in the full version. At 320, the authors' evaluation (200 keys)
-#: differs most from ours. FAVOR+ does not fail for lack of features, so it gets `FEW`.
+#: Numbers of keys in the full version. At 320, the authors' evaluation differs most.
+#: FAVOR+ does not fail for lack of features, so it runs only with the sizes of `FEW`.
 SIZES = (*range(20, 201, 20), 240, 280, 340, 380, 500)
 FEW = (20, 60, 100, 200)
 ROWS: tuple[tuple[Any, ...], ...] = (
@@ -50,8 +50,8 @@ SETTING = Setting(
 MAPS, PERFORMERS = SETTING.series[:4], SETTING.series[4:7]
 #: Number of keys from which every published loss with FAVOR+ rounds to 0.500.
 STUCK = 100
-#: The number of published losses below the law, of all losses beyond capacity, at
-#: the 30 sizes in the authors' logs. `FIGURE_2` has 20 of these sizes.
+#: Number of published losses below the law, among the losses beyond capacity.
+#: The authors' logs have 30 sizes, and `FIGURE_2` has 20 of these sizes.
 BELOW = "24 of 75 (logs of Fig. 2)"
 #: Marker and line style of each evaluation protocol.
 ASKED: dict[str, tuple[str, Any]] = {ALL: ("o", "-"), ONE: ("^", ":")}
@@ -68,8 +68,8 @@ def claims(points: Points):
     where = "at S = 380 (Fig. 2)"
     yield ordered(f"S = {S}: {{}}", points(S=S, ask=ALL), maps, 380, where)
     if not quick:
-        # Three published layers of equal loss differ by 0.02 (DPFP-2, S = 320), so a
-        # tolerance of less than twice that would depend on chance.
+        # Three published layers of equal loss differ by 0.02 (DPFP-2, S = 320).
+        # A tolerance of less than twice that would depend on chance.
         for s in MAPS:
             own, label = s.of(beyond, ask=ALL), f"{s.label}, beyond capacity"
             yield near(label, own, s.published, "loss_published")

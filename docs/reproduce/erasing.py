@@ -57,8 +57,8 @@ STEPS = {"pairs": 400, "text": 1000}
 SEEDS = (1, 2, 3, 4, 5)
 #: Directions in the hypotheses. All rates have three seeds on text with ELU + 1.
 COMPARED = (NONE, FIXED, OWN)
-#: Learning rates with the lowest loss of seed 1 (of three seeds for `COMPARED` with
-#: ELU + 1), in the order of `ERASED`. All seeds run at these rates.
+#: Learning rates with the lowest loss of seed 1, in the order of `ERASED`.
+#: `COMPARED` with ELU + 1 has three seeds to choose from. All seeds run at these rates.
 CHOSEN = {
     ("Shakespeare", "ELU + 1"): (1e-2, 1e-2, 1e-2, 2.5e-2, 2.5e-2, 1e-2, 2.5e-2),
     ("Shakespeare", "DPFP"): (4e-3, 1e-2, 2.5e-2, 1e-2, 2.5e-2, 4e-3, 1e-2),

@@ -33,21 +33,21 @@ COST = "quick: 6 min of one core; full: 73 min"
 VARIABLES, FIRST = 3, 10
 #: Statements of a program in the quick (True) and the full version.
 STATEMENTS = {True: 16, False: 24}
-#: Learning rates of the quick and the full version. All models run at the first rate,
-#: models of `DEEP` also run at the further rates in the usual number of steps.
+#: Learning rates of the quick and the full version. All models run at the first rate.
+#: Models of `DEEP` also run at the further rates in the usual number of steps.
 RATES = {True: (2e-3,), False: (1e-3, 5e-4, 2e-3)}
 HEADS = 2
 #: Value of `memory` for a model that sees all earlier tokens.
 ALL = 0
-#: Layers of models that see all tokens, in the quick and the full version. Below:
-#: layers of feedback with a limited memory, and the block sizes of the memory.
+#: Layers of models that see all tokens, in the quick and the full version.
+#: `LOW` has the layers of feedback with a limited memory, `MEMORIES` the block sizes.
 DEPTHS = {
     True: {"feedback": (1,), "transformer": (1, 2)},
     False: {"feedback": (1, 2, 4), "transformer": (1, 2, 4, 8)},
 }
 LOW, MEMORIES = {True: 1, False: 2}, {True: (4,), False: (4, 16)}
-#: Models of the published comparison, and a transformer of equal depth. They are also
-#: trained for twice as many steps.
+#: Models of the published comparison, and a transformer of equal depth.
+#: These models are also trained for twice as many steps.
 DEEP = [("feedback", 4, ALL), ("transformer", 4, ALL), ("transformer", 8, ALL)]
 #: Batch size and length of the sequences that are timed.
 TIMED = (16, 64)

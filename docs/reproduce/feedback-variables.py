@@ -22,11 +22,11 @@ TITLE = "Programs: following variables through conditions"
 SOURCE = "Fan et al. 2020, the algorithmic task"
 COST = "quick: 5 min of one core; full: 97 min"
 
-#: Published accuracies in percent, by number of variables: feedback with 4 layers,
-#: and a transformer with 8 layers (the authors' repository).
+#: Published accuracies in percent of feedback and of a transformer, by variables.
+#: Feedback has 4 layers, the transformer 8 layers (the authors' repository).
 PUBLISHED = {3: (99.1, 33.7), 5: (92.6, 37.5)}
-#: Learning rates of the quick (True) and the full version. The first was chosen
-#: for feedback. All models run at the other rates with three variables only.
+#: Learning rates of the quick (True) and the full version, best for feedback first.
+#: All models run at the other rates with three variables only.
 RATES = {True: (4e-3,), False: (1.5e-3, 5e-4, 4e-3)}
 #: Statements of a program in the quick (True) and the full version.
 STATEMENTS = {True: 30, False: 50}

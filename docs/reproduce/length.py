@@ -29,8 +29,8 @@ OWN = text.CONTROLS | {
     "softmax, no positions": Mixer(lambda s: SoftmaxAttention(s.d_model, s.heads)),
     UNIT: text.fast_weights("delta", "identity"),
 }
-#: Mixers of the quick version, and all others that take any length. Softmax
-#: attention and the other forms of AFT learn positions only within the window.
+#: Mixers of the quick version, and all further mixers that take any length.
+#: Softmax attention and other AFT layers learn positions only within the window.
 QUICK = ("softmax-rotary", "transformer-xl", "sum", "gated", "delta", "gated-delta")
 QUICK += (text.ALONE, text.CONVOLVED)
 NAMES = (

@@ -21,8 +21,8 @@ TITLE = "Which rules can replace a value"
 SOURCE = "Schlag et al. 2021, setting 2, Figs. 3 (S = 20) and 5"
 COST = "quick: 3 min of one core; full: 1.9 hours"
 
-#: Final losses in the authors' logs, evaluated at L = S, with one seed each (Figure
-#: 5; Figure 3 shows S = 20). One log ends at step 300.
+#: Final losses in the authors' logs, evaluated at L = S, with one seed each.
+#: Figure 5 shows them, and Figure 3 shows S = 20. One log ends at step 300.
 PUBLISHED = columns("""
   S  delta/dpfp-1  delta/dpfp-2  delta/linear  sum/dpfp-1  fwm/dpfp-1  fwm/tanh  delta/favor-64
  20        0.0008        0.0010        0.0008      0.1048      0.0505    1.6900          0.1094
@@ -38,10 +38,9 @@ PUBLISHED = columns("""
 """)
 #: Numbers of keys in the full version, and in the quick version.
 SIZES, QUICK = (20, 40, 60, 80, 100, 120, 140, 200), (8, 16)
-#: Rows of the grid. `fwm` stores the fast weights of every step for its gradient, so
-#: it runs only with small S and one key. The paper describes the gated rule but does
-#: not run it. With delta and DPFP-1, some losses between the edges are solved, some
-#: are not.
+#: Rows of the grid. The paper describes the gated rule but does not run it.
+#: `fwm` stores the fast weights of every step, so it runs only with small S and one
+#: key. With delta and DPFP-1, losses between the edges are partly solved.
 ROWS: tuple[tuple[Any, ...], ...] = (
     ("sum", "dpfp-1", WRONG, SIZES, (0, 0), QUICK, (8,), (20,), "D", "-."),
     ("gated", "dpfp-1", SERIES[1], SIZES[:5], None, QUICK, (), (20,), "v", "--"),

@@ -37,10 +37,9 @@ OTHERS = (
 KEYS, HEADS = 8, 2
 TASKS = {1: "each key once", 2: "keys return with new values"}
 BATCH = 32
-#: Evaluate after each of this many optimiser steps, on this many sequences, and
-#: stop at this accuracy. From half of the budget on, when sequences no longer get
-#: longer, also stop after two evaluations in a row at chance: accuracies of at most
-#: `CHANCE` divided by the number of keys.
+#: Optimiser steps between evaluations, sequences per evaluation, accuracy to stop at.
+#: From half of the budget on, training also stops after two evaluations at chance:
+#: accuracies of at most `CHANCE` divided by the number of keys.
 EVERY, SEQUENCES, SOLVED, CHANCE = 100, 128, 0.999, 1.2
 
 

@@ -35,8 +35,8 @@ class Adding(FastWeightAttention):
         return with_state(y)
 
 
-#: Layers by what a write removes: class, rule and feature map. Features are
-#: divided by their sum in the delta rule, and have length 1 with "identity".
+#: Layers by what a write removes: class, rule and feature map.
+#: The delta rule divides features by their sum; "identity" features have length 1.
 LAYERS = {
     "sum": (FastWeightAttention, "sum", "linear"),
     "delta without removal": (Adding, "delta", "linear"),

@@ -26,8 +26,8 @@ TITLE = "Loss against the size of the state, with no truncated context"
 SOURCE = "Schlag et al. 2021, Table 4"
 COST = "quick: 5 min of one core; full: about 2 hours"
 
-#: Published state sizes in scalars and validation perplexities per word of medium
-#: models on WikiText-103. The Linear Transformer has a perplexity above 260.
+#: Published state sizes in scalars, and perplexities per word on WikiText-103.
+#: The models are medium, and the Linear Transformer has a perplexity above 260.
 DELTA = (131_072, 27.8)
 XL = {131_072: 65.7, 1_048_576: 29.3, 2_097_152: 26.4, 6_291_456: 24.6}
 #: Tokens of the segment memory, and of a segment, by size.
@@ -76,8 +76,7 @@ def mixer(point: Point) -> Mixer:
 
 def run(point: Point) -> Point:
     run = text.new_run(point | {"carry": 1}, mixer(point))
-    # One sequence would take many steps, so small models evaluate as many
-    # sequences at once as in training.
+    # One sequence would take many steps, so small models evaluate a batch at once.
     run.eval_rows = 1 if point["size"] == "nanogpt" else run.config.batch
     result = text.train(run)
     result["state_size"] = run.model.state_size(10**9)  # The maximum size.

@@ -26,9 +26,8 @@ from fwlab.layers.short_convolution import ShortConvolution
 from fwlab.models import LanguageModel, Mixer
 from fwlab.training import Config, Trainer
 
-#: Sizes of models and runs: nanoGPT's for a CPU, and the size of quick versions,
-#: whose heads are as wide as in the paper's small models. A number after a name, as
-#: in "nanogpt-1000", replaces the number of optimiser steps.
+#: Sizes of models and runs. Small heads are as wide as in the paper's small models.
+#: A number after a name, as in "nanogpt-1000", replaces the number of optimiser steps.
 SIZES: dict[str, dict[str, Any]] = {
     "nanogpt": {"layers": 4, "d_model": 128, "batch": 12, "steps": 2000},
     "small": {"layers": 2, "d_model": 64, "batch": 6, "steps": 400, "warmup": 25},
@@ -37,9 +36,9 @@ SIZES: dict[str, dict[str, Any]] = {
 FULL = "nanogpt-1000"
 #: Learning rates at which the losses are compared, by size.
 LR = {"nanogpt": 1e-3, FULL: 1e-3, "small": 4e-3}
-#: Feature maps for keys of width `d`, by name, without trained parameters. DPFP
-#: and FAVOR+ have the same number of features, twice that of ELU + 1 and
-#: of "favor-half", the FAVOR+ of the paper's Table 2.
+#: Feature maps for keys of width `d`, by name, without trained parameters.
+#: DPFP and FAVOR+ have as many features, twice as many as ELU + 1 and "favor-half".
+#: "favor-half" is the FAVOR+ of the paper's Table 2.
 MAPS: dict[str, Callable[[int], FeatureMap]] = {
     "linear": lambda d: ELU1(),
     "favor": lambda d: FAVOR(d, directions=d),
@@ -54,14 +53,13 @@ TEXTS = {
     "86c4e6aa9db7": "Tiny Shakespeare",
     "8a73136f699d": "Tiny Shakespeare, the first 300,000 characters",
 }
-#: Loss in nats above which a model has learned little more than bigrams:
-#: bigram counts of the first nine tenths of Tiny Shakespeare have a loss of 2.48 on the
-#: last tenth, and this is 5 % less.
+#: Loss in nats above which a model has learned little more than bigrams.
+#: Bigram counts of Tiny Shakespeare have a loss of 2.48 on the last tenth of the text.
 TRIVIAL = 0.95 * 2.48
 #: Function that claims an order of losses, all below `TRIVIAL`.
 below = partial(order, trivial=TRIVIAL)
-#: Difference from the models of Schlag et al., which normalise after each sum, scale
-#: their outputs, and slide the window in evaluation.
+#: Difference from Schlag et al., who normalise after each sum and scale outputs.
+#: Their window slides in evaluation.
 PROTOCOL = "characters, pre-norm, outputs without d_head^(-1/2)"
 WINDOWS = "disjoint windows"
 #: Axis label of most figures.
@@ -72,8 +70,7 @@ CONVOLUTION_SIZE = 4
 
 # --- Models ---------------------------------------------------------------
 
-#: Softmax attention with rotary positions, which, like fast weights, needs no
-#: position embeddings.
+#: Softmax attention with rotary positions instead of position embeddings.
 ROTARY_SOFTMAX = Mixer(lambda s: SoftmaxAttention(s.d_model, s.heads, rope=1.0))
 
 

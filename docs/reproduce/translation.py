@@ -24,8 +24,8 @@ TITLE = "Translation without softmax, and how wide its features are"
 SOURCE = "Schlag et al. 2021, Tables 1 and 6"
 COST = "quick: 3 min of one core; full: 38 min"
 
-#: Models by feature map and features per key entry (0 = softmax): name of the model
-#: and published BLEU on the test set of WMT14. Table 1 has no DPFP-3.
+#: Name and published BLEU by feature map and features per key entry (0 = softmax).
+#: The BLEU is on the test set of WMT14. Table 1 has no DPFP-3.
 MODELS: dict[tuple[str, int], tuple[str, float | None]] = {
     ("softmax", 0): ("standard", 27.7),
     ("linear", 1): ("Linear", 26.8),

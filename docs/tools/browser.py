@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-#: Options of Chromium in a container, where its sandbox lacks permissions, shared
-#: memory may be too small for a page, and there is no GPU. Background tasks and all
-#: hosts but 127.0.0.1 are disabled.
+#: Options of Chromium in a container without sandbox, shared memory and GPU.
+#: They also disable background tasks and all hosts but 127.0.0.1.
 OPTIONS = [
     *("--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update"),

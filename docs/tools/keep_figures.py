@@ -20,9 +20,9 @@ from playwright.sync_api import Page, sync_playwright
 FIGURES = Path(__file__).resolve().parents[1] / "figures"
 #: Pages outside docs/figures that contain figures, by the name of the figure.
 ELSEWHERE = tomllib.loads((FIGURES / "elsewhere.toml").read_text("utf-8"))
-#: JavaScript that returns a figure's picture without the attributes for input, which
-#: need a script. A figure whose first state is not informative defines `still`, which
-#: moves to a better state or returns the picture itself.
+#: JavaScript that returns a figure's picture without attributes that need a script.
+#: A figure whose first state is not informative defines `still`.
+#: This function moves the figure to a better state or returns the picture.
 STILL = """async (name) => {
   const root = document.querySelector(`#figure-${name}`);
   const made = await root.figure.still?.();

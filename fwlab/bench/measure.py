@@ -67,8 +67,7 @@ def saved_bytes(call: Callable[..., object], *given: Any) -> int:
     saved: list[Tensor] = []
 
     def pack(x: Tensor) -> int:
-        # Save a detached tensor: a node that saves its own output would
-        # otherwise keep itself alive.
+        # Detach, since a node that saves its own output keeps itself alive.
         saved.append(x.detach())
         return len(saved) - 1
 

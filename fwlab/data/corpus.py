@@ -25,8 +25,8 @@ class _Source(NamedTuple):
     archive_hash: str = ""
 
 
-#: Corpora with splits of their own, and the hashes of their archives as in Hugging
-#: Face's datasets library.
+#: Hashes of the archives of WikiText, as in Hugging Face's datasets library.
+#: Only these corpora have splits of their own.
 WIKITEXT = {
     "wikitext-2": "sha256:92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
     "wikitext-103": "sha256:242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",

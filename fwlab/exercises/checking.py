@@ -39,7 +39,7 @@ from fwlab.exercises.questions import DERIVATIONS, QUESTIONS, Question, say
 
 #: Time limit for the check of one property, in seconds.
 SECONDS = 10.0
-#: Function that is called with the name of each checked exercise, and the reason why
+#: Function that is called with the name of each checked exercise and the reason why
 #: the answer is wrong ("" = the answer is right).
 listener: Callable[[str, str], object] | None = None
 

@@ -154,8 +154,7 @@ class Checks:
         return ask(answer, like, **inputs), target
 
 
-#: Operators that sum products along the last dimension of the second-last
-#: argument.
+#: Operators that sum products along the last dimension of the second-last argument.
 PRODUCTS = {"mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addmv"}
 PRODUCTS |= {"linalg_solve_triangular", "_linalg_solve_ex"}
 

@@ -249,9 +249,8 @@ class LanguageModel(nn.Module):
         limited = positions or any(table is not None for table in tables)
         self.max_len = max_len if limited else None
         self.to_logits = None if tied else nn.Linear(d_model, vocab_size, bias=False)
-        #: Set this to save memory in training: only the inputs of each block are kept
-        #: for the backward pass, which computes the rest again. A function in place of
-        #: True is called like `torch.utils.checkpoint.checkpoint`.
+        #: Save memory in training: keep only the inputs of blocks for backward passes.
+        #: A function in place of True replaces `torch.utils.checkpoint.checkpoint`.
         self.checkpointing: bool | Callable[..., Any] = False
 
         for name, module in self.named_modules():

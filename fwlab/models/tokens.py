@@ -38,8 +38,8 @@ def check_tokens(
             model, "key_mask", key_mask, tokens, batch=batch, time=time
         )
         tokens = tokens.where(key_mask, 0)
-    # On an accelerator this check would wait for the device. A call that is
-    # traced or transformed has no values.
+    # On an accelerator, this check would wait for the device.
+    # A call that is traced or transformed has no values.
     if not needs_plain_formula() and tokens.device.type == "cpu" and tokens.numel():
         minimum, maximum = (x.item() for x in tokens.aminmax())
         if minimum < 0 or maximum >= vocab_size:

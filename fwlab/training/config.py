@@ -49,8 +49,8 @@ RANGES: list[tuple[tuple[str, ...], str, Callable[[Any], bool]]] = [
     (("clip",), "to be above 0", lambda x: x > 0),
     (("seed",), "from 0 to 2**32 - 1", lambda x: 0 <= x < 2**32),
 ]
-#: Fields that may change when a run is resumed: how the run is computed and watched,
-#: and for how long. The corpus is compared by its text.
+#: Fields that may change when a run is resumed: length, evaluation and execution.
+#: The corpus is compared by its text.
 FREE = ["corpus", "steps", "eval_every", "eval_windows", "log_every"]
 FREE += ["device", "precision", "compile", "checkpointing"]
 

@@ -104,8 +104,7 @@ class Trainer:
     ```
     """
 
-    #: With `carry`: the number of pieces of the validation text that are read side by
-    #: side.
+    #: Number of pieces of the validation text that are read in parallel with `carry`.
     eval_rows = 1
 
     def __init__(
@@ -188,7 +187,6 @@ class Trainer:
             Loss(self.model), self._new_optimizer(), device_placement=[False, False]
         )
         #: With `carry`: the initial states of the next windows, one for each part of a
-        #: batch.
         self.states: list[Any] = [None] * config.accumulate
         if resume is not None:
             self._restore(resume)
@@ -238,7 +236,6 @@ class Trainer:
             loss = self._backward()
         norm = self.accelerator.clip_grad_norm_(self.loss.parameters(), c.clip)
         # Accelerate skips a step whose gradient overflows float16, and lowers the loss
-        # scale for the next step.
         if not torch.isfinite(loss if self.accelerator.scaler else norm + loss):
             what = "gradient" if torch.isfinite(loss) else "loss"
             raise FloatingPointError(self._diverged(what, self.step + 1))

@@ -11,8 +11,7 @@ from fwlab.training.config import Config
 from fwlab.training.loop import Loss, device
 
 STEPS = 3
-#: Limits of a measured step: number of logits, about 2 GB with gradients, and number
-#: of operations, a few seconds on a CPU.
+#: Limits of a measured step: logits (2 GB with gradients) and operations (seconds).
 LOGITS, OPERATIONS = 2**28, 2**38
 
 
