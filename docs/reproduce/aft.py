@@ -351,7 +351,7 @@ def setup(point: Point) -> Point:
     }
 
 
-# --- What came out ------------------------------------------------------
+# --- Claims and figures -------------------------------------------------
 
 #: Published results of models with 24 layers of width 256 (Tables 2 and 4).
 #: Test losses are in bits per sub-pixel of CIFAR-10 and per character of enwik8.

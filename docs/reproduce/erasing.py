@@ -309,7 +309,7 @@ def returned(windows: Tensor) -> float:
     return round(((last >= 0) & again).double().mean().item(), 4)
 
 
-# --- What came out ----------------------------------------------------------
+# --- Claims and figures -----------------------------------------------------
 
 
 def best(points: Points) -> Points:

@@ -130,7 +130,7 @@ def chain(model: LanguageModel, tokens: int) -> int:
     return len(model.blocks)
 
 
-# --- What came out --------------------------------------------------------
+# --- Claims and figures ---------------------------------------------------
 
 LOOKS = dict(zip(WAYS, ((INK, "D"), (TRAINED, "s"), (FAST, "o")), strict=True))
 COSTS = {

@@ -198,7 +198,7 @@ def measure(point: Point) -> Point:
         return {"train": train, "predict": ratio(predict)}
 
 
-# --- What came out --------------------------------------------------------
+# --- Claims and figures ---------------------------------------------------
 
 #: Published accuracy in percent, three variables, by layers (authors' repository).
 PUBLISHED = {"feedback": {4: 99.1}, "transformer": {8: 33.7}}

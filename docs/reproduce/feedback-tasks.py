@@ -143,7 +143,7 @@ def score(model: LanguageModel, batch: Batch) -> float:
     return round(100 * right(model, *batch).mean().item(), 2)
 
 
-# --- What came out ------------------------------------------------------
+# --- Claims and figures -------------------------------------------------
 
 
 def claims(points: Points):

@@ -75,7 +75,7 @@ def run(point: Point) -> Point:
     return learn(model, point, point["variables"], first=3)
 
 
-# --- What came out --------------------------------------------------------
+# --- Claims and figures ---------------------------------------------------
 
 
 def is_quick(points: Points) -> bool:

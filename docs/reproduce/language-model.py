@@ -89,7 +89,7 @@ def mixer(point: Point) -> Mixer:
     return (MIXERS | own)[name]
 
 
-# --- What came out ------------------------------------------------------
+# --- Claims and figures -------------------------------------------------
 
 
 def claims(points: Points):

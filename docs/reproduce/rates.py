@@ -101,7 +101,7 @@ def halves(run: text.Run) -> Point:
     return dict(zip(("chosen_by", "loss"), losses, strict=True))
 
 
-# --- What came out ------------------------------------------------------
+# --- Claims and figures -------------------------------------------------
 
 
 def best(points: Points) -> dict[str, Numbers]:

@@ -130,7 +130,7 @@ def least_squares(x: Tensor, y: Tensor, asked: Tensor, noise: float) -> Tensor:
     return (asked[:, None] @ x.mT @ weights)[:, 0, 0].float()
 
 
-# --- What the solvers reach ----------------------------------------------
+# --- Losses of the solvers -----------------------------------------------
 
 
 def best_step(n: int, d: int, noise: float) -> float:

@@ -156,7 +156,7 @@ def by_position(run: text.Run) -> Point:
     }
 
 
-# --- What came out ------------------------------------------------------
+# --- Claims and figures -------------------------------------------------
 
 
 def claims(points: Points):

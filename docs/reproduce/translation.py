@@ -149,7 +149,7 @@ def translate(model: EncoderDecoder, numbers: list[int]) -> list[str]:
     return [GERMAN.decode(row).partition(">")[0] for row in tokens]
 
 
-# --- What came out ------------------------------------------------------
+# --- Claims and figures -------------------------------------------------
 
 
 def claims(points: Points):

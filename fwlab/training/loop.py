@@ -186,7 +186,7 @@ class Trainer:
         self.loss, self.optimizer = self.accelerator.prepare(
             Loss(self.model), self._new_optimizer(), device_placement=[False, False]
         )
-        #: With `carry`: the initial states of the next windows, one for each part of a
+        #: Initial states of the next windows with `carry`, one per part of a batch.
         self.states: list[Any] = [None] * config.accumulate
         if resume is not None:
             self._restore(resume)
@@ -235,7 +235,7 @@ class Trainer:
                 torch.manual_seed(c.seed + 1_000_003 * self.step + 7919 * (rank + 1))
             loss = self._backward()
         norm = self.accelerator.clip_grad_norm_(self.loss.parameters(), c.clip)
-        # Accelerate skips a step whose gradient overflows float16, and lowers the loss
+        # Accelerate skips gradients that overflow float16, and lowers the loss scale.
         if not torch.isfinite(loss if self.accelerator.scaler else norm + loss):
             what = "gradient" if torch.isfinite(loss) else "loss"
             raise FloatingPointError(self._diverged(what, self.step + 1))
