@@ -25,8 +25,8 @@ TITLE = "A law that predicts what a memory returns"
 SOURCE = "ours"
 COST = "quick: 1 min of one core; full: 9 min"
 
-#: Random settings: number of keys, feature map, key width, rank of values / S,
-#: decay per step, and writes of each key.
+#: Settings of random points: number of keys, feature map, width of keys.
+#: Below are the rank of values / S, the decay per step, and the writes of each key.
 KEYS, MAPS, WIDTHS = (24, 32, 48, 64), ("linear", "dpfp-1"), (8, 12, 16, 24, 32)
 RANKS, DECAYS, WRITES = (0.25, 0.5, 0.75, 1.0), (1.0, 0.99, 0.97, 0.95, 0.9), (1, 2, 3)
 #: Bounds of the predicted loss. A loss of 0 is perfect retrieval, 0.5 is none.

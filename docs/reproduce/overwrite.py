@@ -38,9 +38,9 @@ PUBLISHED = columns("""
 """)
 #: Numbers of keys in the full version, and in the quick version.
 SIZES, QUICK = (20, 40, 60, 80, 100, 120, 140, 200), (8, 16)
-#: Rows of the grid. The paper describes the gated rule but does not run it.
-#: `fwm` stores the fast weights of every step, so it runs only with small S and one
-#: key. With delta and DPFP-1, losses between the edges are partly solved.
+#: Rows of the grid. The paper does not run the gated rule.
+#: `fwm` stores the fast weights of all steps, so it runs with small S and one key.
+#: With delta and DPFP-1, losses between the edges are partly solved.
 ROWS: tuple[tuple[Any, ...], ...] = (
     ("sum", "dpfp-1", WRONG, SIZES, (0, 0), QUICK, (8,), (20,), "D", "-."),
     ("gated", "dpfp-1", SERIES[1], SIZES[:5], None, QUICK, (), (20,), "v", "--"),

@@ -38,8 +38,8 @@ KEYS, HEADS = 8, 2
 TASKS = {1: "each key once", 2: "keys return with new values"}
 BATCH = 32
 #: Optimiser steps between evaluations, sequences per evaluation, accuracy to stop at.
-#: From half of the budget on, training also stops after two evaluations at chance,
-#: which are accuracies of at most `CHANCE` divided by the number of keys.
+#: From half of the budget on, training also stops after two evaluations at chance.
+#: Chance is an accuracy of at most `CHANCE` divided by the number of keys.
 EVERY, SEQUENCES, SOLVED, CHANCE = 100, 128, 0.999, 1.2
 
 

@@ -32,8 +32,8 @@ from fwlab.provenance import provenance, version
 
 #: Maximum relative error of an output or a gradient, by dtype.
 LIMITS = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
-#: The dtype of the timings, the last of `LIMITS`, and the only dtype that is compared
-#: with flash-linear-attention, which autotunes for minutes per dtype.
+#: The dtype of the timings, which is the last dtype of `LIMITS`.
+#: flash-linear-attention is compared in this dtype only: it autotunes for minutes.
 TIMED = "bfloat16"
 SIDES = ("triton", "fla", "efficient")
 #: Sizes of rules: long, wide with a ragged end, and shorter than one chunk.

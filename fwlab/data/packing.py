@@ -84,7 +84,7 @@ def packed(
     sizes = borders.diff()
     order = torch.arange(len(sizes))
     if seed is not None:
-        # Seeded per epoch, so that a resumed run gets the same rows.
+        # Seed per epoch, so that a resumed run gets the same rows.
         generator = torch.Generator().manual_seed(seed + 1_000_003 * epoch)
         order = torch.randperm(len(sizes), generator=generator)
     ends = sizes[order].cumsum(0)

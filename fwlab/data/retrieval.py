@@ -110,8 +110,8 @@ def columns(table: str) -> dict[str, dict[int, float]]:
 
 
 #: Figure 2 of Schlag et al. 2021: final losses of setting 1 in the authors' logs.
-#: The losses have one seed each. Losses of softmax attention up to 0.001, as at all
-#: S up to 340, are left out.
+#: The losses have one seed each.
+#: Losses of softmax attention up to 0.001, as at all S up to 340, are left out.
 FIGURE_2 = columns("""
   S  linear  dpfp-1  dpfp-2  dpfp-3  favor-64  favor-128  favor-512  softmax
  20  0.0009  0.0008  0.0003  0.0005    0.1300     0.0797     0.0453        -

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 #: Minimum number of characters of a piece of a long document.
 PIECE = 1 << 20
-#: The end of a WikiText article. Titles have blank lines around them, unlike other
-#: lines that begin and end with "=".
+#: The end of a WikiText article, before the title of the next article.
+#: A title has blank lines around it, unlike other lines that begin and end with "=".
 _END = re.compile(r"\n \n(?= = [^=\n].* = \n \n)")
 
 

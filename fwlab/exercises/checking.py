@@ -39,8 +39,8 @@ from fwlab.exercises.questions import DERIVATIONS, QUESTIONS, Question, say
 
 #: Time limit for the check of one property, in seconds.
 SECONDS = 10.0
-#: Function that is called with the name of each checked exercise and the reason why
-#: the answer is wrong ("" = the answer is right).
+#: Function that is called with the name of each checked exercise and an error text.
+#: The text is "" if the answer is right.
 listener: Callable[[str, str], object] | None = None
 
 

@@ -306,7 +306,7 @@ def _value(expression: Any, symbols: Mapping[str, Tensor]) -> Tensor:
 
 def _forgiving(name: str) -> Callable[..., Any]:
     """Return a function of PyTorch that also takes numbers, or else Python's."""
-    if name == "range":  # `torch.range` is not Python's.
+    if name == "range":  # `torch.range` differs from `range`.
         return range
     tried = [getattr(torch, name)]
     if name in ("max", "min"):  # `torch.max(x, 0)` differs too.
