@@ -226,7 +226,7 @@ def read(source: Path, text: str, limit: int) -> Reading:
 
 
 def occurrences(reading: Reading, name: str | None) -> tuple[str | None, list[int]]:
-    """Return a name and the positions of its last token, where it is a separate word.
+    """Return a name and the indices of the last token of each occurrence as a word.
 
     Without a name: the most frequent capitalised word of at least two letters that
     occurs twice, and nowhere in lower case. None if there is no such word;

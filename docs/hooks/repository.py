@@ -53,7 +53,7 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_post_template(output, template_name, config):
-    # A sitemap needs absolute URLs. Links of the theme's 404 page assume a site at the
-    # root of a host, so docs/404.html replaces this page.
+    # A sitemap needs absolute URLs.
+    # The theme's 404 page fits only a site at the root of a host: omit this page.
     wanted = {"sitemap.xml": bool(config.site_url), "404.html": False}
     return output if wanted.get(template_name, True) else ""

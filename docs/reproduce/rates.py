@@ -121,7 +121,7 @@ def tried(points: Points) -> Points:
 
 
 def from_the_edge(own: Points) -> int:
-    """Return the distance, in rates, of a mixer's best rate from the nearer end."""
+    """Return the number of rates from a mixer's best rate to the nearer end."""
     rates = sorted(own.by("lr"))
     place = rates.index(own.at_best_rate("mixer", by="chosen_by")[0]["lr"])
     return min(place, len(rates) - 1 - place)

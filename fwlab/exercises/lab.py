@@ -112,7 +112,7 @@ def _globals(table: symtable.SymbolTable) -> set[str]:
 def _source(function: Any, parts: dict[str, str], others: dict[str, Any]) -> str:
     """Return the source of a function, and add its dependencies to `parts`, by name.
 
-    Raises `NameError` if a dependency cannot be saved. The file defines `others`.
+    Raises `NameError` if a dependency cannot be saved. `others` is in the file already.
     """
     if not isinstance(function, FunctionType) or function.__closure__:
         raise NameError("only a function that stands alone can be kept.")

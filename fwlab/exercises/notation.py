@@ -249,7 +249,7 @@ class Misconception:
 
 
 def started(name: str) -> Answer:
-    """Return the function that a bug hunt starts with, with its bugs.
+    """Return the faulty function that a bug hunt starts with.
 
     - `name`: the exercise.
     - Returns the faulty function.

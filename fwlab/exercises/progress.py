@@ -33,7 +33,7 @@ def note(name: str, right: bool, sure: float | None = None) -> None:
 
 
 def done() -> dict[str, bool]:
-    """Return True or False for each answer by name, in this session and before."""
+    """Return True (right) or False for all answers so far, by name."""
     file = place()
     return _session | (read(file) if file else {})
 
