@@ -2,7 +2,7 @@
 
 import sys
 
-#: The modules of the extra "train".
+#: Modules that the extra "train" installs.
 EXTRA = ("accelerate", "pooch", "safetensors", "tqdm", "tyro")
 
 

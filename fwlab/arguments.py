@@ -1,7 +1,7 @@
 """Check arguments that are not tensors: numbers, flags and names.
 
 `owner` is the function or class whose argument it is. Every error is one
-sentence that names both, and says what was expected and what came.
+sentence that names both, and says what was expected and what was passed.
 """
 
 import math
@@ -10,12 +10,12 @@ from typing import Any
 
 
 def number(value: Any) -> bool:
-    """Return True for a Python number that is no bool."""
+    """Return True if a value is an int or a float, but not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def flags(owner: str, /, **values: Any) -> None:
-    """Raise `TypeError` unless all are True or False."""
+    """Raise `TypeError` unless all values are True or False."""
     for name, value in values.items():
         if not isinstance(value, bool):
             raise TypeError(
@@ -24,7 +24,7 @@ def flags(owner: str, /, **values: Any) -> None:
 
 
 def integers(owner: str, minimum: int | None, /, **values: Any) -> None:
-    """Check that all are integers, of at least `minimum` if there is one.
+    """Check that all values are integers, of at least `minimum` unless that is None.
 
     Raises `TypeError` for any other type, and `ValueError` below the minimum.
     """
@@ -39,7 +39,7 @@ def integers(owner: str, minimum: int | None, /, **values: Any) -> None:
 def numbers(
     owner: str, wanted: str, fits: Callable[[Any], bool], /, **values: Any
 ) -> None:
-    """Check that all arguments are numbers and satisfy `wanted`, a condition in words.
+    """Check that all values are numbers and satisfy `fits`, which `wanted` describes.
 
     Raises `TypeError` for any other type, and `ValueError` where `fits` is false.
     """
@@ -50,7 +50,7 @@ def numbers(
 
 
 def dropout(owner: str, value: Any, argument: str = "dropout") -> None:
-    """Check a probability with which dropout sets entries to 0."""
+    """Check a dropout probability: a number of at least 0 and below 1."""
     wanted = "at least 0 and below 1"
     numbers(owner, wanted, lambda p: 0 <= p < 1, **{argument: value})
 
@@ -62,21 +62,21 @@ def epsilon(owner: str, /, **values: Any) -> None:
 
 
 def choice(owner: str, options: Iterable[str | None], /, **values: Any) -> None:
-    """Check that all are in `options`: names, and perhaps None.
+    """Check that all values are among `options`, which are names or None.
 
     Raises `TypeError` for anything but a name, such as a list of names, and
     `ValueError` for an unknown name.
     """
     known = tuple(options)
     for name, value in values.items():
-        if value not in known:  # a tuple, since a list has no hash
+        if value not in known:  # `known` is a tuple, since a list has no hash.
             error = ValueError if isinstance(value, str) else TypeError
             names = ", ".join(map(repr, known))
             raise error(f"{owner}: expected {name} to be one of {names}, got {value!r}")
 
 
 def function(owner: str, /, **values: Any) -> None:
-    """Raise `TypeError` unless all are functions or None."""
+    """Raise `TypeError` unless all values are functions or None."""
     for name, value in values.items():
         if value is not None and not callable(value):
             raise TypeError(

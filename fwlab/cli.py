@@ -1,4 +1,4 @@
-"""The command line: `fwlab train`, `fwlab exercises` and five others."""
+"""Define the command line: `fwlab train`, `fwlab exercises` and five other commands."""
 
 import os
 import re
@@ -26,7 +26,7 @@ from fwlab.training.presets import PRESETS, vocabulary_size
 from fwlab.training.run_folder import run_in, say
 
 app = tyro.extras.SubcommandApp()
-#: The text is what `fwlab train --help` shows.
+#: Type of `--preset`, with the text that `fwlab train --help` shows.
 PresetName = Annotated[
     str | None,
     Doc(
@@ -74,7 +74,7 @@ def train(
         raise ValueError(f"expected threads to be at least 1, got {threads}")
     if threads is not None or "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads or 1)
-    with torch.device("meta"):  # invalid sizes raise here, before a folder is made
+    with torch.device("meta"):  # Raise for invalid sizes before a folder is made.
         new_model(config, 2)
     if dry_run:
         from fwlab.training.plan import describe
@@ -89,7 +89,7 @@ def train(
     )
     commands = [f"fwlab generate {run}"]
     if any(isinstance(part, FastWeightAttention) for part in trainer.model.modules()):
-        # Without a network, Python's library replaces it, which has another hash.
+        # Without a network, Python's library replaces Shakespeare; the hash differs.
         shakespeare = CORPORA["shakespeare"].hash.endswith(trainer.corpus_sha256)
         text = config.corpus or ("shakespeare" if shakespeare else "python")
         more = f"--text {shlex.quote(text)} --out {picture}"
@@ -102,7 +102,7 @@ def train(
 
 
 def _with_preset(arguments: list[str]) -> list[str]:
-    """Insert the options of a preset before the given ones, which take precedence."""
+    """Insert a preset's options before the given options, which take precedence."""
     chosen = [
         name for before, name in pairwise(_split(arguments)) if before == "--preset"
     ]
@@ -124,7 +124,7 @@ def _split(arguments: list[str]) -> list[str]:
 
 
 def _refuse_empty(arguments: list[str]) -> None:
-    """Raise `ValueError` for an empty argument: as a path, it is this folder."""
+    """Raise `ValueError` for an empty argument, which as a path means this folder."""
     for before, argument in pairwise(_split(arguments)):
         if not argument and before != "--prompt":
             raise ValueError(
@@ -271,7 +271,7 @@ def bench(
     out: Path | None = None,
     gpu: bool = False,
 ) -> None:
-    """Measure speed and memory, naive against efficient, side by side.
+    """Measure speed and memory of naive and efficient implementations.
 
     Args:
         out: Also write the results to this JSON file. With --gpu they are
@@ -347,7 +347,7 @@ def exercises(
         if out:
             destination(out)
         expected = grading.exercises_of(handout) if handout else None
-        # Read all before one runs, since a run deletes others.
+        # Read all submissions before one runs, since a run may delete others.
         submissions = [grading.read(path) for path in paths]
         if caution := grading.caution():
             _complain(caution)
@@ -368,9 +368,9 @@ def _command() -> str:
 
 
 def main() -> None:
-    """Run the command line. Invalid input: one sentence and exit code 2."""
+    """Run the command line. Invalid input gives one sentence and exit code 2."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # a terminal without UTF-8
+        if isinstance(stream, TextIOWrapper):  # A terminal may lack UTF-8.
             stream.reconfigure(errors="backslashreplace")
     try:
         _refuse_empty(sys.argv)
@@ -381,16 +381,16 @@ def main() -> None:
                 description="Sequence layers beyond softmax attention.",
                 args=_with_preset(sys.argv[1:]),
             )
-    except BrokenPipeError:  # as with `fwlab exercises list | head -1`
+    except BrokenPipeError:  # Readers such as `head -1` close the pipe early.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)  # as a program that the signal SIGPIPE has ended
+        sys.exit(141)  # The exit code of a program that SIGPIPE has ended.
     except (ValueError, FloatingPointError, OSError) as error:
         _complain(error)
         sys.exit(2)
     except (RuntimeError, MemoryError) as error:
         too_large = re.search("memory|Storage size", str(error))
         if isinstance(error, RuntimeError) and not too_large:
-            raise  # a bug in fwlab: the traceback shows where
+            raise  # This is a bug in fwlab, so show the traceback.
         _complain("not enough memory for a model or batch of this size")
         sys.exit(2)
     except KeyboardInterrupt as stop:

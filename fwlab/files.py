@@ -20,18 +20,18 @@ OTHERS["l"] = "symbolic link"
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path; after the block it replaces the file at `path`.
+    """Yield a temporary path whose file replaces `path` after the block.
 
     Readers see the old file or the new one, also after a power failure; other writers
     do not interfere, and nothing is left behind if the block fails. A symbolic link
-    stays, and the file it points to is replaced. A file keeps its mode; a new one has
-    that of the umask.
+    stays, and the file it points to is replaced. A file keeps its mode; a new file has
+    the mode of the umask.
 
     - Raises what `destination` raises.
     """
     target = destination(path)
     part = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-    # Others must not read a private file while it is written, either.
+    # A private file must stay private while it is written.
     part.touch(0o600 if target.exists() else 0o666, exist_ok=False)
     try:
         mode = (target if target.exists() else part).stat().st_mode
@@ -41,12 +41,12 @@ def replacing(path: Path) -> Iterator[Path]:
         part.chmod(stat.S_IMODE(mode))
         os.replace(part, target)
     except OSError as error:
-        if error.errno and not error.filename:  # when the disk is full
+        if error.errno and not error.filename:  # For example, the disk is full.
             error.filename = str(path)
         raise
     finally:
         part.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # not all systems can open a folder
+    with contextlib.suppress(OSError):  # Not all systems can open a folder.
         folder = os.open(target.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -55,14 +55,14 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def destination(path: Path) -> Path:
-    """Return the file that writing to `path` replaces or makes, behind all links.
+    """Return the file that a write to `path` replaces or creates, behind all links.
 
-    Its folder is made. A command that takes minutes calls this at its start.
+    Its folder is created. A command that takes minutes calls this at its start.
 
     - Raises `OSError` if a file cannot be written there: something else is there, such
       as a device or a folder, or a file that is read-only.
     """
-    with contextlib.suppress(FileNotFoundError):  # nothing, or a link to nothing
+    with contextlib.suppress(FileNotFoundError):  # The path may not exist.
         kind = stat.filemode(path.stat().st_mode)[0]
         if kind != "-":
             raise OSError(f"expected {path} to be a file, got a {OTHERS[kind]}")
@@ -76,24 +76,24 @@ def destination(path: Path) -> Path:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write plain data as JSON for people to read."""
+    """Write plain data to a file as indented JSON."""
     with replacing(path) as part:
         part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> Any:
-    """Load plain data.
+    """Load plain data from a JSON file.
 
-    - Raises `ValueError`, which names the file, if it is no JSON.
+    - Raises `ValueError`, which names the file, if it is not JSON.
     """
     try:
-        return json.loads(path.read_bytes())  # bytes: JSON has several encodings
+        return json.loads(path.read_bytes())  # JSON may have several encodings.
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: no JSON ({error})") from None
 
 
 def check_writable(folder: Path) -> None:
-    """Make a folder, and raise `OSError` if no file can be written there."""
+    """Create a folder, and raise `OSError` if no file can be written there."""
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"expected {folder} to be a folder, got a file")
     folder.mkdir(parents=True, exist_ok=True)
@@ -101,14 +101,14 @@ def check_writable(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        error.filename = str(folder)  # not the temporary name
+        error.filename = str(folder)  # Name the folder, not the temporary file.
         raise
 
 
 def result(name: str) -> Any:
-    """Read a result that the package contains: a JSON file of `RESULTS`.
+    """Read a result that the package contains, from a JSON file in `RESULTS`.
 
-    - `name`: of the file, without its ending.
+    - `name`: name of the file, without its ending.
     - Returns the content of the file: settings and measurements.
     """
     return read_json(RESULTS / f"{name}.json")

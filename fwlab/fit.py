@@ -1,4 +1,4 @@
-"""Train any model on batches that are made for each step."""
+"""Train any model on batches that a function draws for each step."""
 
 from collections.abc import Callable
 from math import isfinite
@@ -10,12 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
-#: Makes the schedule of an optimiser, from its highest learning rate and the
-#: number of steps.
+#: Function that builds a schedule from optimiser, highest learning rate and steps.
 Schedule = Callable[[torch.optim.Optimizer, float, int], LRScheduler]
-#: Numbers of a learning curve, at most.
+#: Maximum number of points of a learning curve.
 CURVE = 20
-#: The defaults of `fit`, in words.
+#: Description of the defaults of `fit`.
 SETUP = {
     "optimiser": "Adam, gradients clipped to 1",
     "schedule": "rises for a tenth of the steps, falls along a cosine",
@@ -25,9 +24,9 @@ SETUP = {
 def one_cycle(
     optimizer: torch.optim.Optimizer, lr: float, steps: int, rise: float = 0.1
 ) -> LRScheduler:
-    """Raise the rate for a share of the steps, and let it fall along a cosine.
+    """Return a schedule in which the learning rate rises and then falls along a cosine.
 
-    - Raises `ValueError` if that share is one step, which PyTorch does not take.
+    - Raises `ValueError` if the rise lasts one step, which PyTorch does not support.
     """
     if rise * steps == 1:
         raise ValueError(f"expected other steps than {steps}: the rate rises for one")
@@ -35,7 +34,7 @@ def one_cycle(
 
 
 class Fit(NamedTuple):
-    """Hold the result of a training.
+    """Hold the result of a training: steps, learning curve and reason for its end.
 
     - `steps`: number of optimiser steps.
     - `curve`: pairs of a step and what was evaluated then; without `evaluate`, at
@@ -49,7 +48,7 @@ class Fit(NamedTuple):
 
     @property
     def short(self) -> list[tuple[int, float]]:
-        """Return at most 20 pairs of the curve, the last one included."""
+        """Return at most 20 pairs of the curve, including the last pair."""
         return self.curve[:: -max(1, -(-len(self.curve) // CURVE))][::-1]
 
 
@@ -67,17 +66,17 @@ def fit(
     evaluate: Callable[[int], float] | None = None,
     stop: Callable[[list[tuple[int, float]]], str] | None = None,
 ) -> Fit:
-    """Train on a new batch in every step.
+    """Train a model on a new batch in every step.
 
     - `model`: trained in place.
-    - `draw`: makes the batch of a step, counted from 0.
-    - `loss`: of the model, and a batch.
+    - `draw`: returns the batch of a step, counted from 0.
+    - `loss`: a function of the model and a batch.
     - `steps`, `lr`: number of optimiser steps, highest learning rate.
     - `optimizer`: takes parameters and `lr`.
-    - `schedule`: of the learning rate; None = constant.
-    - `clip`: maximum norm of the gradient; None = any.
-    - `every`, `evaluate`: call this after each of this many steps, with their number;
-      a number that is not finite ends the training.
+    - `schedule`: schedule of the learning rate; None = constant.
+    - `clip`: maximum norm of the gradient; None = no limit.
+    - `every`, `evaluate`: call `evaluate` after every `every` steps, with the step;
+      a result that is not finite ends the training.
     - `stop`: called with the curve after each evaluation; returns why to stop,
       or "".
     - Returns a `Fit`.
@@ -112,7 +111,7 @@ def fit(
 
 
 def learning_curve(losses: list[float], steps: int) -> list[tuple[int, float]]:
-    """Average the training losses of all steps over at most 20 equal parts.
+    """Average the training losses of all steps over at most 20 equal parts of a run.
 
     - `steps`: number of steps of the whole run, which may have ended before.
     - Returns pairs of a step and the mean loss of the part that ends there.
@@ -124,11 +123,11 @@ def learning_curve(losses: list[float], steps: int) -> list[tuple[int, float]]:
 
 @torch.no_grad()
 def pair_loss(train: Tensor, valid: Tensor, vocabulary: int) -> float:
-    """Measure how well each token can be guessed from the one before it alone.
+    """Return the loss of predicting each token from the previous token alone.
 
     - `train`: tokens whose pairs are counted, each pair once more than it occurs, so
       that none is impossible.
-    - `valid`: tokens that are guessed.
+    - `valid`: tokens that are predicted.
     - `vocabulary`: number of different tokens.
     - Returns the mean loss of a token of `valid`, in nats.
     """
@@ -142,7 +141,7 @@ def pair_loss(train: Tensor, valid: Tensor, vocabulary: int) -> float:
 
 
 class Score(NamedTuple):
-    """Right answers in percent, and the mean loss of an answer in nats."""
+    """Hold the accuracy in percent, and the mean loss per answer in nats."""
 
     accuracy: float
     loss: float
@@ -151,7 +150,7 @@ class Score(NamedTuple):
 def answer_loss(
     model: Callable[[Tensor], Tensor], batch: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """Return the mean loss in nats of the tokens that have a label.
+    """Return the mean loss in nats over the tokens that have a label.
 
     - `model`: takes tokens, returns logits `[batch, time, vocabulary]`.
     - `batch`: tokens and labels, both integers `[batch, time]`; a label from 0 to
@@ -164,7 +163,7 @@ def answer_loss(
 
 @torch.no_grad()
 def score(model: Callable[[Tensor], Tensor], batch: tuple[Tensor, Tensor]) -> Score:
-    """Score a batch, 128 sequences at a time.
+    """Return accuracy and loss of a model on a batch, 128 sequences at a time.
 
     - `model`, `batch`: as for `answer_loss`. The model runs in the mode it is in.
     - Returns a `Score`: percent to two decimals, nats to four.
@@ -184,7 +183,7 @@ def score(model: Callable[[Tensor], Tensor], batch: tuple[Tensor, Tensor]) -> Sc
 def _answers(
     model: Callable[[Tensor], Tensor], batch: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Return the logits where there are labels, and these labels."""
+    """Return the logits and the labels of all tokens that have a label."""
     tokens, labels = batch
     asked = labels >= 0
     return model(tokens)[asked], labels[asked]

@@ -45,15 +45,15 @@ except ModuleNotFoundError as error:
 
 __all__ = ["FwlabConfig", "FwlabForCausalLM", "from_run", "patch", "unpatch"]
 
-#: The functions that transformers calls without a GPU, chunks and a token at
-#: a time, and the rule that they compute.
+#: The rule that each function of transformers computes, for chunks or single tokens.
+#: transformers calls these functions without a GPU.
 RULES = {
     "torch_chunk_gated_delta_rule": ops.gated_delta_rule,
     "torch_recurrent_gated_delta_rule": ops.gated_delta_rule,
     "chunk_kimi_delta_attention": ops.kimi_delta_rule,
     "recurrent_kimi_delta_attention": ops.kimi_delta_rule,
 }
-#: Arguments that they have, among others.
+#: Arguments that these functions must have.
 ARGUMENTS = {"query", "key", "value", "g", "beta", "initial_state"}
 ARGUMENTS |= {"output_final_state", "use_qk_l2norm_in_kernel"}
 CONVOLUTION = "causal_conv1d_fn"
@@ -64,7 +64,7 @@ FAMILIES = (
 )
 
 
-# transformers, computed by fwlab
+# --- transformers, computed by fwlab ---
 
 
 def patch() -> tuple[str, ...]:
@@ -92,7 +92,7 @@ def patch() -> tuple[str, ...]:
 
 
 def unpatch() -> None:
-    """Undo `patch`: transformers has its own functions again."""
+    """Undo `patch`, so that transformers uses its own functions again."""
     for module, name in _hooks():
         ours = getattr(module, name)
         if hasattr(ours, "replaces"):
@@ -101,11 +101,11 @@ def unpatch() -> None:
 
 @functools.cache
 def _hooks() -> tuple[tuple[ModuleType, str], ...]:
-    """List the functions to replace by module and name."""
+    """Return (module, name) of each function of transformers that `patch` replaces."""
     hooks: list[tuple[ModuleType, str]] = []
     for family in FAMILIES:
         package = f"transformers.models.{family}"
-        if importlib.util.find_spec(package) is None:  # transformers lacks the model
+        if importlib.util.find_spec(package) is None:  # transformers lacks the model.
             continue
         module = importlib.import_module(f"{package}.modeling_{family}")
         called = _called(module)
@@ -123,7 +123,7 @@ def _hooks() -> tuple[tuple[ModuleType, str], ...]:
 
 
 def _called(module: ModuleType) -> set[str]:
-    """Return the names that the `forward` of a layer in a module looks up."""
+    """Return the names that the `forward` methods in a module use."""
     forwards = [
         vars(x).get("forward") for x in vars(module).values() if isinstance(x, type)
     ]
@@ -146,10 +146,10 @@ def _compute(
     cu_seq_lens_q: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Wrap a rule in the arguments and results of transformers' functions.
+    """Compute a rule with the arguments and results of transformers' functions.
 
-    Like theirs, it ignores what a model passes to all its layers. Their state is
-    `[batch, heads, key, value]`, the transpose of ours.
+    Arguments that a model passes to all its layers are ignored. The state of
+    transformers is `[batch, heads, key, value]`, the transpose of ours.
     """
     dtype = torch.promote_types(value.dtype, torch.float32)
     v, beta, g = value.to(dtype).contiguous(), beta.to(dtype), g.to(dtype)
@@ -181,17 +181,17 @@ def _convolve(
     cu_seq_lens_q: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
-    """Apply the model's convolution to one packed document after another."""
+    """Apply the model's convolution to each packed document separately."""
     if cu_seq_lens_q is None:
         return theirs(x, *weights, **options)
-    options.pop("seq_idx", None)  # the documents again
+    options.pop("seq_idx", None)  # This also describes the documents.
     parts = x.split(cu_seq_lens_q.diff().tolist(), -1)
     return torch.cat([theirs(part, *weights, **options) for part in parts], -1)
 
 
-# A model of fwlab, as one of transformers
+# --- A model of fwlab, as a model of transformers ---
 
-#: More arguments that every configuration takes.
+#: Further arguments that every configuration of transformers takes.
 COMMON = (
     *("model_type", "name_or_path", "torch_dtype", "num_labels", "tokenizer_class"),
     *("pad_token_id", "bos_token_id", "eos_token_id", "output_attentions"),
@@ -200,12 +200,12 @@ COMMON = (
 )
 #: Arguments of `forward` that are for the loss function of transformers.
 OF_LOSS = {"num_items_in_batch", "ignore_index", "shift_labels"}
-#: Further arguments that a collator passes for packed documents; they are ignored.
+#: Further arguments that a collator passes for packed documents, which are ignored.
 OF_PACKING = {"cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}
 
 
 class FwlabConfig(PreTrainedConfig):
-    """The arguments of a `LanguageModel`, as a configuration of transformers.
+    """Hold the arguments of a `LanguageModel` as a configuration of transformers.
 
     - `vocab_size`: number of tokens, at least 1.
     - `kwargs`: the other arguments of `LanguageModel`, and those of every configuration
@@ -247,9 +247,9 @@ class FwlabConfig(PreTrainedConfig):
             )
 
     def language_model(self) -> LanguageModel:
-        """Make a new model.
+        """Build a new `LanguageModel` with these arguments.
 
-        - Returns a `LanguageModel` with these arguments.
+        - Returns the model, untrained.
         """
         names = inspect.signature(LanguageModel).parameters
         return LanguageModel(**{name: getattr(self, name) for name in names})
@@ -261,11 +261,11 @@ class FwlabCache:
     - `state`: as `LanguageModel.prefill` returns it; None = start of text.
     - `length`: number of tokens so far, padding included.
 
-    It is none of transformers' caches, whose layers for linear attention copy states of
+    It is not a cache of transformers, whose layers for linear attention copy states of
     constant size in place, with 0 as the empty state.
     """
 
-    is_linear = (False,)  # `generate` asks for the length and continues from there
+    is_linear = (False,)  # `generate` then continues from `get_seq_length`.
     is_compileable = is_croppable = False
 
     def __init__(self) -> None:
@@ -273,22 +273,22 @@ class FwlabCache:
         self.length = 0
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the number of tokens so far."""
+        """Return the number of tokens that the cache has seen, padding included."""
         return self.length
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Reset the cache to the start of a text."""
         self.state, self.length = None, 0
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Continue from these rows, each of which may be taken several times."""
+        """Select the rows `beam_idx` of the state, for beam search."""
         self.state = tree_map_only(
             Tensor, lambda x: x.index_select(0, beam_idx.to(x.device)), self.state
         )
 
 
 class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
-    """A `LanguageModel` with the interface of transformers.
+    """Wrap a `LanguageModel` in the interface of transformers.
 
     - `config`: the arguments of the model.
     - `language_model`: a model with these arguments, such as a trained one; None = a
@@ -304,7 +304,7 @@ class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
     """
 
     config_class = FwlabConfig
-    _is_stateful = True  # `generate` refuses to take tokens back
+    _is_stateful = True  # `generate` cannot remove tokens from a state.
     supports_gradient_checkpointing = True
 
     def __init__(
@@ -316,11 +316,11 @@ class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
-        return False  # `forward` makes a `FwlabCache`
+        return False  # `forward` creates a `FwlabCache`.
 
     @torch.no_grad()
     def _init_weights(self, module: Any) -> None:
-        """Initialise constant tables, which no file holds; weights are initialised already."""
+        """Restore the constant tables of a module, which no checkpoint contains."""
         if not module._non_persistent_buffers_set:
             return
         new = self.config.language_model()
@@ -330,16 +330,16 @@ class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
                     getattr(part, table).copy_(getattr(new.get_submodule(name), table))
 
     def get_input_embeddings(self) -> Any:
-        """Return the embeddings.
+        """Return the module of the token embeddings.
 
-        - Returns a module, tied to the logits unless the model is not `tied`.
+        - Returns a module, whose weights are tied to the logits if the model is `tied`.
         """
         return self.language_model.embedding
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the embeddings.
+        """Replace the module of the token embeddings.
 
-        - `value`: an `nn.Embedding`, or what is one with an adapter.
+        - `value`: an `nn.Embedding`, or an adapter around an `nn.Embedding`.
         """
         self.language_model.embedding = value  # type: ignore[assignment]
         self.language_model.vocab_size = len(value.weight)  # type: ignore[arg-type]
@@ -347,7 +347,7 @@ class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
     def get_output_embeddings(self) -> Any:
         """Return the layer that computes the logits.
 
-        - Returns a module; in a tied model, the embeddings, whose weights these are.
+        - Returns a module; in a tied model, the embeddings.
         """
         layer = self.language_model.to_logits
         return self.language_model.embedding if layer is None else layer
@@ -357,7 +357,7 @@ class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
 
         - `new_embeddings`: an `nn.Linear` without bias; in a tied model, only the
           embeddings that it has.
-        - Raises `ValueError` for others in a tied model.
+        - Raises `ValueError` for another module in a tied model.
         """
         if self.language_model.to_logits is not None:
             self.language_model.to_logits = new_embeddings  # type: ignore[assignment]
@@ -369,7 +369,7 @@ class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
 
     @property
     def gradient_checkpointing(self) -> bool:  # type: ignore[override]
-        """Return True if only the inputs of blocks are kept for the backward pass."""
+        """Return True if blocks are recomputed in the backward pass."""
         return bool(self.language_model.checkpointing)
 
     @gradient_checkpointing.setter
@@ -445,7 +445,7 @@ class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
         elif time == 1 and cache.length and mask is None and hidden is None:
             logits, cache.state = model.step(input_ids[:, 0], cache.state)
             logits = logits[:, None]
-        else:  # a loss and hidden states need all tokens
+        else:  # A loss and hidden states need all tokens.
             last = (
                 isinstance(keep, int)
                 and keep == 1
@@ -464,7 +464,7 @@ class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
             size = self.config.vocab_size
             loss = self.loss_function(logits, labels, vocab_size=size, **given)
         logits = logits[:, -keep:] if isinstance(keep, int) else logits[:, keep]
-        # By place: the third has another name before transformers 5.24.
+        # Pass the cache by position, since transformers 5.24 renamed the argument.
         output = CausalLMOutputWithPast(loss, logits, cache)  # type: ignore[arg-type]
         if hidden is not None:
             output.hidden_states = tuple(hidden)
@@ -478,7 +478,7 @@ def _check_inputs(
     kwargs: dict[str, Any],
     known: set[str],
 ) -> Tensor | None:
-    """Return the mask of these tokens, if any is padding; refuse other arguments."""
+    """Return the padding mask, or None without padding. Raise for unknown arguments."""
     asked = {name for name, x in kwargs.items() if not (x is None or x is False)}
     if unknown := asked - known:
         raise TypeError(
@@ -507,7 +507,7 @@ def _check_inputs(
 def _borders(
     input_ids: Tensor, mask: Tensor | None, cache: Any, position_ids: Tensor
 ) -> Tensor | None:
-    """Return the borders of packed documents, at whose starts positions begin again.
+    """Return the borders of packed documents, which begin where positions restart.
 
     None for a single document. Raises `ValueError` for positions that the model does
     not count itself.
@@ -533,7 +533,7 @@ def _borders(
 
 AutoConfig.register("fwlab", FwlabConfig, exist_ok=True)
 AutoModelForCausalLM.register(FwlabConfig, FwlabForCausalLM, exist_ok=True)
-# Where `Trainer` looks up whether label smoothing is that of the next token.
+# With label smoothing, `Trainer` shifts labels only for models in this mapping.
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["fwlab"] = FwlabForCausalLM.__name__
 
 

@@ -30,18 +30,18 @@ def report() -> str:
 
 
 def _waiting() -> str:
-    """Read from the environment how threads wait for each other."""
+    """Return how OpenMP threads wait for each other, as set by OMP_WAIT_POLICY."""
     policy = os.environ.get("OMP_WAIT_POLICY", "").upper()
     return "asleep while they wait" if policy == "PASSIVE" else "awake while they wait"
 
 
 def _assembler() -> str:
-    """Return the version and path of Triton's ptxas, and why it is not used, if so."""
+    """Return version and path of Triton's ptxas, with the reason if it is not used."""
     if (triton := version("triton")) is None:
         return "not installed"
     try:
         from triton.knobs import nvidia
-    except ModuleNotFoundError:  # as in Triton 3.2, which comes with PyTorch 2.6
+    except ModuleNotFoundError:  # Triton 3.2 (PyTorch 2.6) lacks the module.
         return f"Triton {triton} does not say"
 
     here = torch.cuda.is_available()

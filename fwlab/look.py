@@ -26,8 +26,8 @@ from fwlab.models import LanguageModel, checkpoints
 class Layer(NamedTuple):
     r"""Hold the gates, norms and reads of one layer over a text.
 
-    - `number`: its place in the model, from 1.
-    - `rule`: the name of its rule, as `FastWeightAttention` has it.
+    - `number`: number of the layer in the model, from 1.
+    - `rule`: name of its rule, as in `FastWeightAttention`.
     - `beta`: `[time, heads]`, the gate $\beta$; in a rule that has `write` in its
       place, the mean of that over channels; in one that has neither, 1. For a token
       with several steps, the mean.
@@ -50,7 +50,7 @@ class Layer(NamedTuple):
 
         This is $\ln 2$ over the mean of $-\ln d_t$; infinite without a decay.
 
-        - Returns that at the mean pace of all channels, `[heads]`, and that of each
+        - Returns the half-life at the mean rate of all channels, `[heads]`, and of each
           channel, `[heads, key]`.
         """
         pace = -self.decay.log().mean(0)
@@ -58,7 +58,7 @@ class Layer(NamedTuple):
 
 
 def mixers(model: LanguageModel) -> tuple[dict[int, Any], dict[int, str]]:
-    """Return the fast weight layers of a model by number, and the names of others."""
+    """Return the fast weight layers, and the kinds of all other layers, by number."""
     watched, others = {}, {}
     for number, block in enumerate(model.blocks, 1):
         mixer = getattr(block, "mixer", block)
@@ -74,11 +74,11 @@ def mixers(model: LanguageModel) -> tuple[dict[int, Any], dict[int, str]]:
 def look(
     model: LanguageModel, tokens: Tensor, first: int | None = None
 ) -> tuple[list[Layer], dict[int, str]]:
-    r"""Read a text, and watch the fast weights of every layer.
+    r"""Run a model on a text, and record the fast weights of every layer.
 
     - `model`: in evaluation mode, because dropout acts in training mode.
     - `tokens`: `int64 [time]`, at least 2.
-    - `first`: the place, from 0, of the token whose write is followed; None = none.
+    - `first`: index of the token whose write is followed; None = no token.
     - Returns all layers that are `FastWeightAttention`, and the kinds of the others, by
       number.
     - Raises `ValueError` for fewer tokens, a `first` that is none of them, or a model
@@ -127,7 +127,7 @@ def look(
 
 
 def _watched(number: int, layer: Any, x: Tensor, first: int | None) -> Layer:
-    """Record one layer token by token, as its `step` computes it.
+    """Record one layer token by token, with the computations of its `step`.
 
     Beside its memory runs a second one, which begins with the write of `first` and gets
     the same keys and gates, but only zeros as values.
@@ -143,10 +143,10 @@ def _watched(number: int, layer: Any, x: Tensor, first: int | None) -> Layer:
 
     time, one = x.shape[1], k.new_ones(1, x.shape[1], layer.value_heads)
     beta = gates.get("beta", gates.get("write", one))
-    if beta.dim() == 4:  # steps before the heads, or channels after them
+    if beta.dim() == 4:  # Average over steps or channels.
         beta = beta.mean(2 if k.dim() == 5 else 3)
     decay = gates["log_decay"][0].exp() if "log_decay" in gates else one[0]
-    if layer.rule == "gated":  # decays by its write strength
+    if layer.rule == "gated":  # This rule decays by its write strength.
         decay = 1 - beta[0]
     decay = decay if decay.dim() == 3 else decay[..., None]
 
@@ -179,10 +179,10 @@ def _watched(number: int, layer: Any, x: Tensor, first: int | None) -> Layer:
 
 
 class Reading(NamedTuple):
-    """Hold a model, and the `text` up to the last of its `tokens`, `int64 [time]`.
+    """Hold a model and the text that it reads: `tokens`, `int64 [time]`, and `text`.
 
-    `spans`: where each token begins and ends there; `total`: how many tokens the whole
-    text has.
+    `spans`: where each token begins and ends in `text`; `total`: token count of the
+    whole text.
     """
 
     model: LanguageModel
@@ -192,7 +192,7 @@ class Reading(NamedTuple):
     total: int
 
     def at(self, character: int) -> int | None:
-        """Return the place of the token with a character; None = no token has it."""
+        """Return the index of the token that contains a character, or None."""
         spans = enumerate(self.spans)
         return next((i for i, (a, b) in spans if a <= character < b), None)
 
@@ -200,7 +200,7 @@ class Reading(NamedTuple):
 def read(source: Path, text: str, limit: int) -> Reading:
     """Load a model as `fwlab generate` does, and the first tokens of a text.
 
-    There are as many as `limit` and a table of positions allow.
+    The number of tokens is limited by `limit` and by a table of positions.
 
     Raises what loading raises, and `ValueError` for fewer than 2 tokens.
     """
@@ -226,10 +226,10 @@ def read(source: Path, text: str, limit: int) -> Reading:
 
 
 def occurrences(reading: Reading, name: str | None) -> tuple[str | None, list[int]]:
-    """Return a name and the positions of its last token, where it is a separate word.
+    """Return a name and the indices of the last token of each occurrence as a word.
 
-    Without a name: the most frequent capitalised word of two letters or more that
-    occurs twice, and nowhere in small letters. None if there is no such word;
+    Without a name: the most frequent capitalised word of at least two letters that
+    occurs twice, and nowhere in lower case. None if there is no such word;
     `ValueError` if a given name occurs less than twice.
     """
     least = 2
@@ -253,7 +253,7 @@ def occurrences(reading: Reading, name: str | None) -> tuple[str | None, list[in
 
 
 def report(layer: Layer, places: Sequence[int]) -> dict[str, Any]:
-    """Return all numbers of a layer as plain values of four digits; None = not finite.
+    """Return the values of a layer as plain numbers of four digits; None = not finite.
 
     The names are those of `Layer`. "changes": how many tokens after the first of
     `places` the name comes again, and what is kept just before and after that.
@@ -291,7 +291,7 @@ def _plain(x: Any) -> Any:
 def picture(
     reading: Reading, layers: Sequence[Layer], name: str | None, places: Sequence[int]
 ) -> Figure:
-    """Draw heat maps of all heads along the text; with a name, how long it is kept."""
+    """Draw heat maps of all heads along the text, and how long a write is kept."""
     beta = torch.cat([layer.beta for layer in layers], 1)
     norm = torch.cat([layer.norm for layer in layers], 1)
     decay = torch.cat([layer.decay.mean(-1) for layer in layers], 1)
@@ -314,7 +314,7 @@ def picture(
     sharp: Any = {"aspect": "auto", "interpolation": "nearest"}
     with mpl.rc_context():
         plots.style()
-        mpl.rcParams["font.size"] = 11.5  # 11 pixels on a phone
+        mpl.rcParams["font.size"] = 11.5  # This gives 11 pixels on a phone.
         tall = min(max(0.06 * rows, 1.0), 3.0)
         figure, axes = plots.panels((tall + 0.4) * count + 1.9, count)
         for ax in axes:
@@ -340,7 +340,7 @@ def picture(
 
 
 def _labels(reading: Reading) -> dict[int, str]:
-    """Choose as many words as fit below a picture, by the places of their first tokens."""
+    """Return words that fit below the picture, by the indices of their first tokens."""
     labels: dict[int, str] = {}
     free = 0.0
     for word in re.finditer(r"\S+", reading.text):
@@ -352,11 +352,11 @@ def _labels(reading: Reading) -> dict[int, str]:
 
 
 def _half_lives(ax: Any, layers: Sequence[Layer]) -> None:
-    """Draw a mark for each head, and a line from its fastest channel to its slowest."""
+    """Draw a mark per head, with a line from its fastest to its slowest channel."""
     row = 0.5
     for layer in layers:
         for whole, each in zip(*layer.half_life(), strict=True):
-            # Infinite half-lives and those of 0 are not on a logarithmic axis.
+            # A logarithmic axis cannot show half-lives of 0 or infinity.
             x = torch.stack([whole, *each.aminmax()])
             at, *ends = x.where((x > 0) & x.isfinite(), math.nan).tolist()
             ax.plot(ends, [row, row], "-", color=plots.FAST, linewidth=1)

@@ -50,7 +50,7 @@ contrast is at least 4.5 to 1 on every colour of `SIGNED`, on any page."""
 
 
 def style() -> None:
-    """Set up matplotlib, and reproducible SVG figures in notebooks.
+    """Set the plot style of fwlab, and reproducible SVG output in notebooks.
 
     Call it once, before the first figure of a notebook.
     """
@@ -81,7 +81,7 @@ def style() -> None:
             "text.color": INK,
             "xtick.color": INK,
             "ytick.color": INK,
-            # The same data gives the same bytes.
+            # The same data give the same bytes.
             "svg.fonttype": "path",
             "svg.hashsalt": "fwlab",
         }
@@ -91,11 +91,11 @@ def style() -> None:
 
         set_matplotlib_formats("svg", metadata={"Date": None})
     except (ImportError, AttributeError):
-        pass  # not in a notebook
+        pass  # There is no notebook.
 
 
 def matrix(ax: Axes, values: Any, title: str, limit: float = 1.0) -> None:
-    """Draw a small matrix with its numbers in the cells.
+    """Draw a small matrix as coloured cells that contain the numbers.
 
     - `ax`: where to draw; its ticks and frame are replaced.
     - `values`: a tensor or an array with two dimensions.
@@ -106,7 +106,7 @@ def matrix(ax: Axes, values: Any, title: str, limit: float = 1.0) -> None:
     ax.imshow(values, cmap=SIGNED, vmin=-limit, vmax=limit, aspect="equal")
     for row, line in enumerate(values):
         for column, value in enumerate(line):
-            # + 0 turns -0.0 into 0.0
+            # Adding 0 turns -0.0 into 0.0.
             text = f"{round(float(value), 2) + 0:g}"
             middle = dict.fromkeys(("ha", "va"), "center")
             ax.text(column, row, text, middle, color=DIGITS, fontsize=8)
@@ -161,7 +161,7 @@ def traces(ax: Axes, values: Any, marks: Any, title: str, limit: float = 1.0) ->
 
 
 def new(columns: int = 1, rows: int = 1, **options: Any) -> Any:
-    """Call `plt.subplots` with the usual width.
+    """Create a figure and axes of the usual width with `plt.subplots`.
 
     - `columns`, `rows`: number of axes side by side and on top of each
       other.
@@ -181,7 +181,7 @@ about that of a phone, so that letters keep their size there."""
 def panels(
     height: float, rows: int = 1, columns: int = 1, **options: Any
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure of `WIDTH`, with its axes row by row.
+    """Create a figure of width `WIDTH`, and return its axes row by row.
 
     - `height`: height of the figure, in inches.
     - `rows`, `columns`: numbers of axes.
@@ -196,7 +196,7 @@ def panels(
 def grid(
     count: int, xlabel: str, ylabel: str, height: float = 1.9
 ) -> tuple[Figure, list[Axes]]:
-    """Create small axes, two in a row, with shared scales.
+    """Create a figure of small axes, two per row, with shared scales.
 
     - `count`: number of axes.
     - `xlabel`, `ylabel`: labels of the outer axes.
@@ -235,7 +235,7 @@ def curves(
     named: Mapping[str, Any],
     looks: Iterable[tuple[str, str]],
 ) -> None:
-    """Draw a curve for each name.
+    """Draw one labelled curve for each name.
 
     - `ax`, `x`: where to draw, and the places on its horizontal axis.
     - `named`: the heights of each curve, by its name in the legend.
@@ -248,7 +248,7 @@ def curves(
 def validation_losses(
     ax: Axes, run: Iterable[Any], line: str, label: str, color: str | None = None
 ) -> None:
-    """Draw the validation losses of a training by its steps.
+    """Draw the validation losses of a training run against its steps.
 
     - `ax`, `run`: where to draw, and what `Trainer.run()` yielded.
     - `line`, `label`, `color`: matplotlib's names of the looks; None = its next colour.
@@ -330,7 +330,7 @@ def rows(
     marker: str,
     label: str | None = None,
 ) -> None:
-    """Draw each number as a mark in the row of its name; None has no mark.
+    """Draw numbers as marks in one row per name, without a mark for None.
 
     - `ax`: where to draw.
     - `named`: the numbers of each row, by name, the first at the top.
@@ -349,7 +349,7 @@ def rows(
 
 
 def legend(figure: Figure, ax: Axes, columns: int) -> None:
-    """Put one legend above all axes.
+    """Draw one legend above all axes of a figure.
 
     - `figure`, `ax`: the figure, and the axes with the labels.
     - `columns`: number of columns.
@@ -360,7 +360,7 @@ def legend(figure: Figure, ax: Axes, columns: int) -> None:
 
 
 def key(figure: Figure, entries: Sequence[tuple[str, Any, str]]) -> None:
-    """Draw a legend for all axes above them.
+    """Draw a legend of given entries above all axes of a figure.
 
     - `figure`: the figure.
     - `entries`: mark, line and label of each.
@@ -369,7 +369,7 @@ def key(figure: Figure, entries: Sequence[tuple[str, Any, str]]) -> None:
         Line2D([], [], color=INK, marker=marker, linestyle=line, label=label)
         for marker, line, label in entries
     ]
-    rows = 1 if len(entries) <= 3 else 2  # four are wider than a figure
+    rows = 1 if len(entries) <= 3 else 2  # Four entries would not fit in a row.
     figure.legend(
         handles=handles, loc="outside upper left", ncols=-(-len(entries) // rows)
     )
@@ -409,7 +409,7 @@ def learning_curves(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure
     return figure
 
 
-#: Moves between the pictures of every slider on a page.
+#: JavaScript that switches between the pictures of every slider on a page.
 _SLIDE = """
 for (const box of document.querySelectorAll(".fw-frames")) {
   const frames = box.querySelectorAll("[data-value]"), input = box.querySelector("input");
@@ -430,7 +430,7 @@ def slider(
     label: str,
     **options: Any,
 ) -> "Slider":
-    """Show pictures with a slider; without scripts, the first of them.
+    """Show pictures with a slider, or only the first picture without scripts.
 
     - `draw`: called as `draw(value, axes)`, with the axes that `new` returns.
       Set the same limits for every value.
@@ -451,7 +451,7 @@ def slider(
 
 
 def short_svg(svg: str) -> str:
-    """Shorten the numbers of a drawing to digits that can be seen.
+    """Round the numbers of an SVG drawing to visible digits, to shorten the file.
 
     A hundredth of a point is finer than any screen; but letters are drawn large,
     and scaled, and what they say is in comments.
@@ -469,7 +469,7 @@ def short_svg(svg: str) -> str:
 
 
 class Slider(NamedTuple):
-    """Hold a picture for each value: the result of `slider`.
+    """Hold the pictures of `slider`, one for each value.
 
     - `label`: the name of what changes.
     - `values`: its values, as text.
@@ -490,7 +490,7 @@ class Slider(NamedTuple):
         """
         last = len(self.frames) - 1
         label, first = escape(self.label), escape(self.values[0])
-        # A label around both would name the output, not the control.
+        # A label element around both would name the output, not the input.
         html = (
             f'<div class="fw-frames"><div hidden>{label} = <output>{first}</output> '
             f'<input type="range" aria-label="{label}" aria-valuetext="{first}" '

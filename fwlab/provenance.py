@@ -61,7 +61,7 @@ def machine() -> str:
 
 
 def version(package: str) -> str | None:
-    """Return the version of a package; None = not installed."""
+    """Return the version of a package, or None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

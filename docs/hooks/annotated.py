@@ -29,12 +29,12 @@ from templates import render
 from fwlab.ops import TABLE
 
 INDEX, EQUATIONS = "annotated/index.md", "annotated/equations.md"
-#: Letters of formulas that have a colour, as KaTeX has set them.
+#: The HTML that KaTeX writes for a letter that has a colour.
 LETTER = re.compile('(<span class="mord mathnormal)("[^>]*>([kKvVWβ])<)')
 TINTS = {"k": "key", "v": "value", "w": "W", "β": "beta"}
-#: By parts of addresses, letters with another meaning: projections, an offset.
+#: Letters that mean something else on some pages, by a part of the page's URI.
 OTHER = {"/layers/": "w", "aft": "β"}
-#: By the address of a page, the step of its rule as the rule editor's address holds it.
+#: The query string that opens a page's rule in the rule editor, by the page's URI.
 STEPS = {
     f"annotated/{rule['page']}.md": urlencode({"rule": rule["text"]})
     for rule in json.loads((ROOT / "docs/figures/rules.json").read_text("utf-8"))
@@ -42,10 +42,10 @@ STEPS = {
 
 
 class Page:
-    """Make a page with one file, or with several versions side by side.
+    """Render a page that shows one file, or several versions side by side.
 
-    - `folder`: of its operation, in fwlab/ops.
-    - `files`: by version, from the specification on; one alone by "".
+    - `folder`: the folder of the operation in fwlab/ops.
+    - `files`: paths by version, the specification first; "" names a single file.
     """
 
     def __init__(self, name: str, title: str, folder: str, files: dict[str, str]):
@@ -60,7 +60,7 @@ class Page:
         (first, naive), *others = self.sources.items()
         rows = {v: rows_of(self.folder, naive, file) for v, file in others}
         starts = sorted({1}.union(*rows.values()))
-        # A function without counterpart follows the one before it.
+        # A function without a counterpart joins the row of the function before it.
         at = (bisect(starts, index) for index in range(len(naive.functions)))
         rows[first] = [starts[max(found, 1) - 1] for found in at]
         columns = []
@@ -88,7 +88,7 @@ class Page:
         )
 
     def _functions(self, version: str, file: Source) -> Iterator[list[dict]]:
-        """Yield the rows of each function: notes (Markdown) and code (HTML)."""
+        """Yield the rows of each function, as notes (Markdown) and code (HTML)."""
         address = partial(self._address, version)
         equation = partial(self._equation, version)
         comment = partial(linked, address=address)
@@ -107,7 +107,7 @@ class Page:
             ]
 
     def _defined(self, version: str) -> dict[str, str]:
-        """Find the functions and classes that a file uses."""
+        """Return links to the functions and classes that a file uses, by name."""
         file = self.sources[version]
         imported = {
             name.name: f"{node.module.replace('.', '/')}.py"
@@ -129,9 +129,9 @@ class Page:
         return f"{there.removesuffix('.md')}.html#{fragment}"
 
     def _address(self, version: str, tag: str) -> str | None:
-        """Find an equation: best in the same file, which is in view.
+        """Return a link to an equation, or None if no page lists it.
 
-        Otherwise on the page that states it, or at least lists it.
+        The link stays on this page if possible, else leads to a page that states it.
         """
         if any(tag in file.tags for file in self.sources.values()):
             return f"#{self._anchor(version, tag)}"
@@ -143,15 +143,15 @@ class Page:
         return self._link(EQUATIONS, f"{whose}-{tag}") if listed else None
 
     def _anchor(self, version: str, tag: str) -> str:
-        """Write the anchor of an equation, which several files of a page can state."""
+        """Return an HTML id for an equation that is unique on the page."""
         stating = [v for v, file in self.sources.items() if tag in file.tags]
         again = version in stating[1:]
         return f"{prefix(version) if again else ''}eq-{tag}"
 
     def _equation(self, version: str, tag: str, formula: str) -> str:
-        """Write an equation with an anchor and links to the lines that compute it.
+        """Render an equation as HTML with an id and links to the lines that compute it.
 
-        The lines are on this page, or else on others.
+        If no line of this page computes the equation, the links lead to other pages.
         """
         places = {
             other: {f"#{prefix(other)}L{line}": line for line in file.computed[tag]}
@@ -175,24 +175,24 @@ class Page:
 
 
 def prefix(version: str) -> str:
-    """Return the prefix of the anchors of a file."""
+    """Return the prefix of all HTML ids of a version."""
     return f"{version}-" if version else ""
 
 
 def anchor(version: str, name: str) -> str:
-    """Write a function's anchor; Markdown would make __init__ bold, and a_ a mark."""
+    """Return the HTML id of a function, without underscores that Markdown formats."""
     return prefix(version) + name.replace(".", "-").replace("__", "").rstrip("_")
 
 
 def rows_of(folder: str, naive: Source, file: Source) -> list[int]:
-    """Find the row of the grid of each function of a version.
+    """Return the grid row of each function of a version.
 
-    It is that of the function of the specification which computes most of the same
-    equations. All keep their order: others follow what is before them.
+    A function shares the row of the specification's function that computes most of the
+    same equations. The order is kept: unmatched functions follow their predecessor.
     """
     here = {*naive.tags, *naive.computed, *file.tags, *file.computed}
     theirs = [_tags(folder, naive, function) & here for function in naive.functions]
-    chains: dict[int, list[tuple[int, int]]] = {}  # the longest that rise to a row
+    chains: dict[int, list[tuple[int, int]]] = {}  # Longest chain ending in each row.
     for index, function in enumerate(file.functions):
         ours = _tags(folder, file, function) & here
         shared = [len(ours & tags) / len(ours | tags or {0}) for tags in theirs]
@@ -207,10 +207,10 @@ def rows_of(folder: str, naive: Source, file: Source) -> list[int]:
 
 
 def _tags(folder: str, file: Source, function: list[Row]) -> set[str]:
-    """Return the equations that a function computes, and those of single steps."""
+    """Return the equations of a function and of the single steps that it combines."""
     name, text, _ = function[0]
     if not name or name.lower() in TABLE:
-        return set()  # a whole file, or a call that only delegates
+        return set()  # Modules and delegating functions compute no equation.
     lines = {number for row in function for number in row.lines}
     tags = {tag for tag, at in file.computed.items() if lines & {*at}}
     tags.update(tag for row in function for tag in TAG.findall(row.note))
@@ -218,7 +218,7 @@ def _tags(folder: str, file: Source, function: list[Row]) -> set[str]:
 
 
 def page_of(path: str) -> tuple[str, str] | None:
-    """Return the page and fragment that show a file of the repository."""
+    """Return the URI of the page that shows a file, and the URL fragment, or None."""
     if path not in SHOWN:
         return None
     page, version = SHOWN[path]
@@ -231,14 +231,14 @@ def _path(function) -> str:
 
 
 def _operations() -> dict[str, Page]:
-    """Return the pages with versions side by side, by name: one per naive file."""
+    """Return one page per naive file, with all versions side by side, by page name."""
     pages: dict[str, Page] = {}
     for operation in TABLE.values():
         path = PurePosixPath(_path(operation)).parent
         naive = _path(operation.forms["naive"])
         folder = path.relative_to("fwlab/ops").as_posix()
         if folder == "softmax":
-            continue  # PyTorch has its efficient version
+            continue  # PyTorch has the efficient version of softmax attention.
         own = not naive.endswith("naive.py")
         name = PurePosixPath(naive).stem if own else folder.replace("/", "-")
         title = Source(naive if own else f"{path}/__init__.py").summary
@@ -254,7 +254,7 @@ def _operations() -> dict[str, Page]:
 
 
 def _alone() -> dict[str, Page]:
-    """Return the pages of files with formulas that no page of versions shows."""
+    """Return pages for files with formulas that no page of `OPERATIONS` shows."""
     pages = {}
     for path in ("feature_maps.py", "ops/**/*.py", "layers/*.py"):
         for found in sorted((ROOT / "fwlab").glob(path)):
@@ -279,14 +279,14 @@ def _shown(pages: dict[str, Page]) -> dict[str, tuple[Page, str]]:
 
 
 OPERATIONS = _operations()
-#: The files that pages show, with the first that does, and as which version.
+#: The first page that shows each file, and the version it has there, by path.
 SHOWN = _shown(OPERATIONS)
 ALONE = _alone()
 SHOWN |= _shown(ALONE)
 PAGES = OPERATIONS | ALONE
 
 
-@event_priority(100)  # redirects must find the files
+@event_priority(100)  # Run early, so that the redirects plugin finds the files.
 def on_files(files, config):
     equations.forget()
     made = {page.uri: page.markdown(config.repo_url) for page in PAGES.values()}
@@ -295,7 +295,7 @@ def on_files(files, config):
     listed = [INDEX, EQUATIONS, *(page.uri for page in OPERATIONS.values())]
     for uri, text in made.items():
         file = File.generated(config, uri, content=text)
-        if uri not in listed:  # pages link to it; it would fill the menu
+        if uri not in listed:  # The menu would be too long with all pages.
             file.inclusion = InclusionLevel.NOT_IN_NAV
         files.append(file)
     (code,) = (entry["Code"] for entry in config.nav if "Code" in entry)
@@ -304,7 +304,7 @@ def on_files(files, config):
 
 
 def on_page_context(context, page, config, nav):
-    """Give letters of formulas their colours: they have been set by now."""
+    """Colour letters of formulas. KaTeX has written their HTML by now."""
     uri = page.file.src_uri
     if uri in [page.uri for page in PAGES.values()]:
         other = {letter for part, letter in OTHER.items() if part in uri}
@@ -318,11 +318,11 @@ def on_page_context(context, page, config, nav):
 
 
 def _equations() -> str:
-    """List every equation of the papers, and where it is."""
+    """Render the page that lists every equation of the papers and its locations."""
     papers = []
     for name, paper in equations.papers().items():
         listed, whose = paper["equations"], name
-        if name == "fan2020":  # without numbers: the operation's are used
+        if name == "fan2020":  # The paper numbers no equation: use our own numbers.
             own = equations.listed()["fwlab"]["feedback"]
             listed, whose = {tag: own[tag] for tag in own if tag[0] == "f"}, "feedback"
         if listed:
@@ -332,11 +332,11 @@ def _equations() -> str:
 
 
 def _places(paper: str, listed: dict[str, str], whose: str) -> list[dict]:
-    """Return the rows of a paper: formulas, and their notebooks, lines and tests.
+    """Return a paper's table rows: formulas with notebooks, lines of code and tests.
 
-    Neighbours with equal entries are one row.
+    Adjacent equations with the same description share a row.
 
-    - `whose`: numbers they are, where files name them.
+    - `whose`: the paper or folder whose equation numbers the files use.
     """
     shown_by = equations.said_of("shown_by", paper)
     reasons = equations.said_of("no_code", paper)

@@ -1,13 +1,13 @@
-"""Give each piece of code its own id.
+"""Give each code block an id of its own.
 
-The theme's button copies the first element of an id, which is made from the nearest
-id around the code: two pieces in one such box, both buttons would copy the first.
+The theme's copy button copies the first element with an id, which it takes from the
+nearest id around the code: in a box with two blocks, both buttons would copy the first.
 """
 
 import re
 from itertools import count
 
-#: A piece of code without an id; code with line numbers has another form.
+#: A code block without an id. Blocks with line numbers have other HTML.
 CODE = re.compile(r"<pre(?![^>]* id=)(?=[^>]*>(?:<span></span>)?<code)")
 
 

@@ -22,9 +22,9 @@ from fwlab.exercises.notation import printed
 
 PROGRESS = "scripts/progress.js"
 MAP = "<!-- course: map -->"
-#: A cell that judges an exercise or a derivation.
+#: Pattern of a call that checks an exercise or a derivation.
 CHECK = re.compile(r'\b(?:check|check_formula|golf)\((?:\w+, )?"?(\w+)')
-#: Kinds of pages that go with a notebook: their label and their place.
+#: Label and URI pattern of the pages that accompany a notebook, by kind.
 COMPANIONS = {
     "figures": ("Figures", "figures/{}.md"),
     "annotated": ("Annotated source", "annotated/{}.md"),
@@ -40,14 +40,14 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_page_content(html, page, config, files):
-    """Put drawings into the finished page: converting Markdown would change them."""
+    """Insert the course map into the HTML of a page, since Markdown would change it."""
     if MAP not in html:
         return html
     return html.replace(MAP, _map(page, files))
 
 
 def entry_of(page, files) -> dict:
-    """Return the course's entry of a notebook, with links from its page."""
+    """Return the course entry of a notebook's page, with links relative to the page."""
     entry = _course()[_stem(page.file.src_uri)]
     return _linked(entry, files, lambda uri: _url(uri, page, files))
 
@@ -57,7 +57,7 @@ def _table() -> dict:
 
 
 def _course() -> dict[str, dict]:
-    """Return the entry of each notebook."""
+    """Return the course entry of each notebook, by file stem."""
     found = {entry["file"]: entry for entry in _table()["notebook"]}
     for stem, entry in found.items():
         entry["number"] = int(stem.partition("_")[0])
@@ -79,7 +79,7 @@ def _url(uri: str, page, files) -> str:
 
 
 def _title(uri: str, files) -> str:
-    """Return the first heading of a page."""
+    """Return the title of a notebook, or the first heading of another page."""
     if uri.endswith(".ipynb"):
         return _course()[_stem(uri)]["title"]
     text = files.get_file_from_path(uri).content_string
@@ -89,7 +89,7 @@ def _title(uri: str, files) -> str:
 
 
 def _linked(entry: dict, files, address: Callable[[str], str]) -> dict:
-    """Return an entry with titles and addresses of the pages that it names."""
+    """Return a course entry with the titles and URLs of the pages that it names."""
 
     def links(*uris: str) -> list[dict[str, str]]:
         return [{"title": _title(uri, files), "url": address(uri)} for uri in uris]
@@ -108,7 +108,7 @@ def _linked(entry: dict, files, address: Callable[[str], str]) -> dict:
 
 
 def _ways() -> list[dict]:
-    """Return the ways through the course, each with its notebooks and hours."""
+    """Return the reading paths of the course, each with its notebooks and hours."""
     course = _course()
     ways = []
     for way in _table()["way"]:
@@ -120,7 +120,7 @@ def _ways() -> list[dict]:
 
 
 def _scoreboard() -> str:
-    """Return rows of the cheat sheet: the table that grows in the notebooks."""
+    """Return the Markdown rows of the table of scores, one per memory."""
     return "\n".join(
         f"| {name} | {first:.3f} | {second:.3f} |"
         for known in MEMORIES.values()
@@ -130,12 +130,12 @@ def _scoreboard() -> str:
 
 # --- The course page ---------------------------------------------------
 
-#: Boxes beside each other: three can be read on a phone.
+#: Columns of the course map. Three columns can be read on a phone.
 COLUMNS = 3
 
 
 def _map(page, files) -> str:
-    """Draw which notebook builds on which, a line for each need."""
+    """Draw the course map as HTML, with a line for each prerequisite."""
     course = _course()
     cells = {stem: tuple(entry["cell"]) for stem, entry in course.items()}
     needs = {
@@ -167,8 +167,8 @@ def _map(page, files) -> str:
 def _line(start: tuple, end: tuple, boxes: set) -> list[tuple[float, float]]:
     """Return the corners of a line from one cell to another below it.
 
-    It goes from middle to middle, around the boxes between them: a cell is 1 wide and
-    1 high, its box a bit smaller.
+    The line connects the centres and avoids boxes in between. A cell is 1 wide and
+    1 high, its box slightly smaller.
     """
     (row, column), (to_row, to_column) = start, end
     x, to_x = column + 0.5, to_column + 0.5
@@ -177,7 +177,7 @@ def _line(start: tuple, end: tuple, boxes: set) -> list[tuple[float, float]]:
         corners = [(x, to_row), (to_x, to_row)]
     elif not any((r, to_column) in boxes for r in between):
         corners = [(x, row + 1), (to_x, row + 1)]
-    else:  # between two columns
+    else:  # Both columns are blocked, so the line runs between them.
         side = max(column, to_column)
         corners = [(x, row + 1), (side, row + 1), (side, to_row), (to_x, to_row)]
     return [(x, row + 0.5), *corners, (to_x, to_row + 0.5)]
@@ -187,7 +187,7 @@ def _line(start: tuple, end: tuple, boxes: set) -> list[tuple[float, float]]:
 
 
 def _exercises() -> str:
-    """List a row for each exercise, in the order of the notebooks."""
+    """Render the table of exercises as Markdown, in the order of the notebooks."""
     course = _course()
     found = [
         {
@@ -200,7 +200,7 @@ def _exercises() -> str:
     return render("course/exercises.md.jinja", exercises=found)
 
 
-#: The functions whose result replaces a mark in Markdown.
+#: Functions that return the Markdown for each mark in a page.
 MADE = {
     "<!-- course: ways -->": lambda: render("course/ways.md.jinja", ways=_ways()),
     "<!-- course: class -->": lambda: render("course/class.md.jinja", course=_course()),
@@ -210,7 +210,7 @@ MADE = {
 
 
 def answer(name: str) -> str:
-    """Fold the hints of an exercise or a derivation, and its answer."""
+    """Return HTML with the folded hints and answer of an exercise or derivation."""
     if name in EXERCISES:
         asked, why = EXERCISES[name], ""
         code = printed(asked)

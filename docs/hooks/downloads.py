@@ -1,8 +1,8 @@
-"""Make the downloads: the package as a wheel, and two editions of each notebook.
+"""Build the downloads: a wheel of the package, and two copies of each notebook.
 
 The wheel is at the root of the site, and {{ wheel }} in a page is its name. The
-setup cell of a notebook installs a wheel that it finds next to it. The edition for
-working shows nothing before the reader has run it.
+setup cell of a notebook installs a wheel that it finds next to it. The copy in
+`working` has no outputs until the reader has run it, the copy in `results` has them.
 """
 
 import json
@@ -37,12 +37,12 @@ def on_files(files, config):
 
 
 def build() -> tuple[str, bytes]:
-    """Build the wheel; return its name and content. Needs setuptools, and no network.
+    """Build the wheel offline with setuptools, and return its name and content.
 
     Errors: `PluginError` if there is no wheel, with the reason.
     """
     with TemporaryDirectory() as folder:
-        # Build from a copy: setuptools leaves files next to the sources.
+        # Build from a copy, since setuptools leaves files next to the sources.
         tree, out = Path(folder, "tree"), Path(folder, "out")
         no_cache = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / "fwlab", tree / "fwlab", ignore=no_cache)

@@ -1,4 +1,4 @@
-"""Find the paper whose equation numbers a file uses, and where each is stated.
+"""Find the paper whose equation numbers a file uses, and the files that state them.
 
 docs/equations.toml lists the equations of each paper.
 """
@@ -15,7 +15,7 @@ from repository import ROOT
 
 #: The paper or folder of an equation number, and the number.
 Number = tuple[str | None, str]
-#: Lines of files.
+#: Paths of files and line numbers in them.
 Places = list[tuple[str, int]]
 
 
@@ -25,12 +25,12 @@ def listed() -> dict:
 
 
 def papers() -> dict[str, dict]:
-    """Return the papers by their names, each with `title`, `equations` and so on."""
+    """Return the entries of all papers in docs/equations.toml, by name."""
     return {name: part for name, part in listed().items() if "arxiv" in part}
 
 
 def every(numbers: str) -> list[str]:
-    """List each of "24" or "f3-f5"."""
+    """Expand a range of equation numbers, such as "f3-f5", into a list."""
     letter, low, high = re.fullmatch(
         r"([a-z]?)(\d+)(?:-[a-z]?(\d+))?", numbers
     ).groups()
@@ -38,20 +38,20 @@ def every(numbers: str) -> list[str]:
 
 
 def said_of(table: str, paper: str) -> dict[str, str]:
-    """Return the entries of a table of the list on a paper's equations, by number."""
+    """Return a paper's entries in a table of equations.toml, by equation number."""
     rows = listed()[table].get(paper, {})
     return {tag: words for numbers, words in rows.items() for tag in every(numbers)}
 
 
 def paper(path: str) -> str | None:
-    """Return the paper whose numbers a file uses: that of its longest known parent."""
+    """Return the paper whose equation numbers a file uses, or None."""
     counts_by = listed()["counts_by"]
     known = [start for start in counts_by if path.startswith(start)]
     return counts_by[max(known, key=len)] if known else None
 
 
 def whose(path: str, tag: str) -> str | None:
-    """Find the owner of a number in a file: a paper, or a folder of fwlab/ops."""
+    """Return the paper, or the folder of fwlab/ops, that defines an equation number."""
     if tag[0].isdigit():
         return listed()["exceptions"].get(path, {}).get(tag) or paper(path)
     having = [family for family, tags in listed()["fwlab"].items() if tag in tags]
@@ -62,9 +62,9 @@ def whose(path: str, tag: str) -> str | None:
 
 
 def by_steps(folder: str, tags: set[str]) -> set[str]:
-    """Return the given equations, and those of the single steps that they compute.
+    """Return the given equations together with the single steps that they combine.
 
-    A letter alone means all of the folder's own numbers that begin with it.
+    A letter without a number means all of the folder's numbers that begin with it.
     """
     known = listed()["by_steps"].get(folder, {})
     steps = tags.union(*(known.get(tag, ()) for tag in tags))
@@ -74,7 +74,7 @@ def by_steps(folder: str, tags: set[str]) -> set[str]:
 
 @cache
 def sources() -> dict[str, Source]:
-    """Return the files of the package, each specification before its other forms."""
+    """Return the parsed files of the package by path, specifications first."""
     paths = [p.relative_to(ROOT).as_posix() for p in (ROOT / "fwlab").rglob("*.py")]
     files = sorted(map(Source, paths), key=lambda f: (not specifies(f), f.path))
     return {file.path: file for file in files}
@@ -87,7 +87,7 @@ def specifies(file: Source) -> bool:
 
 @cache
 def code() -> tuple[dict[Number, Places], dict[Number, Places]]:
-    """Return the lines that compute an equation, and functions whose notes name it."""
+    """Return the lines that compute each equation, and functions that mention it."""
     computed, described = defaultdict(list), defaultdict(list)
     library = {p: file for p, file in sources().items() if "/exercises/" not in p}
     for path, file in library.items():
@@ -101,7 +101,7 @@ def code() -> tuple[dict[Number, Places], dict[Number, Places]]:
 
 @cache
 def sections() -> list[tuple[str, str, str]]:
-    """Return the text of the notebooks by sections: notebook, anchor and text."""
+    """Return notebook stem, HTML anchor and text of each section of the notebooks."""
     found = []
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         anchor = ""
@@ -116,9 +116,9 @@ def sections() -> list[tuple[str, str, str]]:
 
 @cache
 def in_notebooks() -> dict[Number, dict[str, str]]:
-    """Return the notebooks that have an equation, each with the anchor of its section.
+    """Return the notebooks that contain each equation, with the anchor of its section.
 
-    Those that state it come before those that name it.
+    Notebooks that state an equation come before notebooks that only name it.
     """
     found = defaultdict(dict)
     for tags_of in (_tagged, named):
@@ -137,7 +137,7 @@ def _tagged(text: str) -> list[str]:
 
 @cache
 def formulas() -> dict[Number, str]:
-    """Return the TeX of an equation: as a notebook states it, or else the package."""
+    """Return the TeX of each equation, from a notebook or else from the package."""
     texts = [(f"notebooks/{stem}.ipynb", text) for stem, _, text in sections()]
     texts += [(path, file.text) for path, file in sources().items()]
     found: dict[Number, str] = {}
@@ -153,7 +153,7 @@ def formulas() -> dict[Number, str]:
 
 @cache
 def stated() -> dict[Number, str]:
-    """Return the file that states an equation first."""
+    """Return the path of the first file that states each equation."""
     found: dict[Number, str] = {}
     for path, file in sources().items():
         for tag in file.tags:
@@ -162,6 +162,6 @@ def stated() -> dict[Number, str]:
 
 
 def forget() -> None:
-    """Read everything again: files change while the site is served."""
+    """Clear the caches of this module, since files change while the site is served."""
     for known in (listed, sources, code, sections, in_notebooks, formulas, stated):
         known.cache_clear()

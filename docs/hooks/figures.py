@@ -1,4 +1,4 @@
-"""Put interactive figures, and pictures of them, into pages.
+"""Insert interactive figures, and static pictures of them, into pages.
 
 A figure goes in place of `<!-- figure: NAME -->`, one picture of it in place of
 `<!-- still: NAME -->`, and pictures of all figures in place of `<!-- gallery -->`.
@@ -37,19 +37,19 @@ MARK = re.compile(r"<!-- figure: (\w+) -->")
 STILL = re.compile(r"<!-- still: ([\w-]+) -->")
 FOLDER = ROOT / "docs" / "figures"
 GALLERY = "<!-- gallery -->"
-#: The attributes of the element of a script: its name and height.
+#: Attributes of the element that a figure's script fills: name and height.
 STAGE = re.compile(r' data-figure="\w+"(?: style="[^"]*")?')
-#: Figures of other pages, with the texts of their cards.
+#: Figures of pages outside docs/figures, with the texts of their gallery cards.
 ELSEWHERE = tomllib.loads((FOLDER / "elsewhere.toml").read_text("utf-8"))
-#: The figures of each script that a page loads, by its name.
+#: The figures in each bundled script, by the name of the script.
 bundles: dict[str, list[str]] = {}
 
 
 def on_files(files, config):
-    """Write weights as scripts: a page opened from disk cannot fetch a file."""
+    """Convert weight files to scripts: a page opened from disk cannot fetch files."""
     bundles.clear()
     for file in [f for f in files if re.fullmatch(r"figures/\w+\.js", f.src_uri)]:
-        files.remove(file)  # the site has only its bundle
+        files.remove(file)  # The site contains only bundled scripts.
     for path in sorted(FOLDER.glob("*/*.safetensors")):
         name = path.relative_to(FOLDER).as_posix()
         letters = b64encode(path.read_bytes()).decode()
@@ -59,7 +59,7 @@ def on_files(files, config):
 
 
 def on_page_content(html, page, config, files):
-    """Put drawings into the finished page: converting Markdown would change them."""
+    """Insert figures into the HTML of a page, since Markdown would change them."""
     if names := MARK.findall(html):
         bundles["-".join(names)] = names
         page.meta.setdefault("scripts", []).append(f"figures/{'-'.join(names)}.js")
@@ -69,7 +69,7 @@ def on_page_content(html, page, config, files):
 
 
 def on_env(env, config, files):
-    """Add the figures' scripts and the gallery, before search reads the pages."""
+    """Add figure scripts and the gallery before the search plugin reads the pages."""
     for name, script in bundled(bundles).items():
         files.append(File.generated(config, f"figures/{name}.js", content=script))
     for file in files.documentation_pages():
@@ -79,9 +79,9 @@ def on_env(env, config, files):
 
 
 def bundled(figures: dict[str, list[str]]) -> dict[str, str]:
-    """Join the scripts of several figures into one, under each name.
+    """Bundle the scripts of several figures into one script per name.
 
-    Errors: `PluginError` if esbuild finds one, with what it says.
+    Errors: `PluginError` with esbuild's message if esbuild finds an error.
     """
     (esbuild,) = fetched(MODULES / "esbuild", "bin/esbuild")
     options = ["--bundle", "--charset=utf8", "--format=iife", "--minify"]
@@ -126,7 +126,7 @@ def _cards(gallery, config, files):
     for name, said in ELSEWHERE.items():
         file = files.get_file_from_path(said["page"])
         yield card(name, file, said["title"], said["about"], f"#figure-{name}")
-    # Pages of the navigation are linked to each other in its order.
+    # `next_page` follows the order of the navigation.
     page = gallery.page.next_page
     while page and page.file.src_uri.startswith("figures/"):
         about = Markup(page.meta["description"])
@@ -137,7 +137,7 @@ def _cards(gallery, config, files):
 def _figure(name: str, attributes: str, page) -> str:
     title = ELSEWHERE.get(name, {"title": page.title})["title"]
     kept = _kept(name)
-    if "fw-step" in attributes:  # only the other element becomes a figure
+    if "fw-step" in attributes:  # Pictures of single steps are not interactive.
         kept = STAGE.sub("", kept)
     return f'<figure {attributes} aria-label="{title}">{kept}</figure>'
 

@@ -1,4 +1,4 @@
-"""Set the formulas of all pages with KaTeX, in Node, once all pages are made.
+"""Typeset the formulas of all pages with KaTeX in Node, after all pages are rendered.
 
 Formulas then need no script in the browser: they appear without scripts and in
 print, and nothing moves when they appear. arithmatex marks them. A formula that KaTeX
@@ -21,21 +21,21 @@ from mkdocs.plugins import event_priority
 from packages import MODULES, fetched, npm
 from repository import ROOT
 
-#: The content of an element of arithmatex, and punctuation that may not begin a line:
-#: it becomes the end of a formula in a line.
+#: A formula marked by arithmatex, with the punctuation that follows the formula.
+#: An inline formula includes the punctuation, so that it cannot begin a line.
 MARKED = re.compile(
     r'(<(span|div) class="arithmatex">)\s*(?:\\\((.*?)\\\)|\\\[(.*?)\\\])\s*</\2>([.,;:!?)\]]*)',
     re.DOTALL,
 )
-#: The tag of an equation, or of several that belong together: "24", "8--11", "d1".
+#: The tag of one equation or of a range of equations: "24", "8--11", "d1".
 TAG = re.compile(r"\\tag\{((\w+)(?:--\w+)?)\}")
-#: The text between an equation with lines and the address of the first line.
+#: HTML from a displayed equation to the URL of the first line that computes it.
 LINE = re.compile(r'\s*<p class="places"[^>]*>[^<]*<a href="([^"]+)"')
-#: The formulas of this run: `mkdocs serve` sets only new ones.
+#: Cache of typeset formulas, so that `mkdocs serve` typesets only new ones.
 done: dict[tuple[str, bool], str] = {}
 
 
-@event_priority(-100)  # after all hooks that make or read pages
+@event_priority(-100)  # Run after all hooks that write or read pages.
 def on_env(env, config, files):
     pages = [f.page for f in files.documentation_pages() if f.page and f.page.content]
     asked = {
@@ -52,7 +52,7 @@ def on_env(env, config, files):
 
 
 def _formula(found: re.Match) -> tuple[str, bool]:
-    """Return the TeX without the number, which becomes a link; and if it is displayed."""
+    """Return a formula's TeX without its number, and True for a displayed formula."""
     tex, display = unescape(found[3] or found[4]).strip(), found[4] is not None
     if not display and found[5]:
         tex += rf"\text{{{found[5]}}}"
@@ -60,13 +60,13 @@ def _formula(found: re.Match) -> tuple[str, bool]:
 
 
 def _label(found: re.Match) -> tuple[str, str] | None:
-    """Return the number of an equation that has one."""
+    """Return the label and the first tag of a numbered equation, or None."""
     labels = TAG.findall(found[4] or "")
     return labels[0] if len(labels) == 1 else None
 
 
 def _set(asked: dict[tuple[str, bool], str]) -> None:
-    """Set the formulas that are new, each found on a page."""
+    """Typeset new formulas with KaTeX and store their HTML in `done`."""
     if not asked:
         return
     (katex,) = fetched(MODULES / "katex", "dist/katex.min.js")
@@ -93,13 +93,13 @@ def _html(found: re.Match, page, files) -> str:
     html = done[_formula(found)]
     if label := _label(found):
         link = _link(label, found, page, files)
-        # Outside of the part that is hidden from screen readers.
+        # The link must be outside the part that is hidden from screen readers.
         html = html.removesuffix("</span></span>") + link + "</span></span>"
     return f"{element}{html}</{name}>{mark if name == 'div' else ''}"
 
 
 def _link(tag: tuple[str, str], found: re.Match, page, files) -> str:
-    """Return the number of a formula that was found on a page, as a link."""
+    """Return HTML that links the number of an equation to its code or definition."""
     label, first = tag
     said, uri, fragment = _about(label, first, page.file.src_uri)
     line = LINE.match(found.string, found.end())
@@ -111,7 +111,7 @@ def _link(tag: tuple[str, str], found: re.Match, page, files) -> str:
 
 
 def _about(label: str, tag: str, uri: str) -> tuple[tuple[str, str], str, str]:
-    """Return what an equation number refers to, in words; then its page and anchor."""
+    """Return a description of an equation, and the page and anchor of its link."""
     # An equation on a page of annotated source belongs to the page's first file.
     sources = {page.uri: next(iter(page.files.values())) for page in PAGES.values()}
     path = sources.get(uri, uri if uri.startswith("notebooks/") else f"docs/{uri}")

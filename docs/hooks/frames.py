@@ -1,4 +1,4 @@
-"""Compute with fwlab the numbers of figures whose controls have few positions.
+"""Precompute with fwlab the data of figures whose controls have few positions.
 
 Each function of `DATA` returns what a script of docs/figures imports as
 "fwlab-NAME"; docs/hooks/figures.py puts it in.
@@ -32,9 +32,9 @@ def puzzles() -> dict:
     return tomllib.loads((ROOT / "docs/figures/puzzles.toml").read_text("utf-8"))
 
 
-# The delta rule in chunks
+# --- The delta rule in chunks ---
 
-#: Directions of keys and queries, in degrees; values; strengths.
+#: Angles of keys and queries in degrees, then values and write strengths.
 KEYS = (0, 50, 95, 20, 70, 130, 10, 110, 40, 85, 150, 60)
 QUERIES = (10, 30, 60, 100, 45, 120, 80, 15, 140, 55, 90, 35)
 VALUES = (
@@ -45,7 +45,7 @@ BETAS = (1, 0.8, 0.5, 0.9, 1, 0.6, 0.8, 1, 0.7, 0.5, 0.9, 1)
 
 
 def chunks() -> dict:
-    """Compute the outputs of the loop and, for each size of chunks, (d1) to (d3)."""
+    """Compute the delta rule step by step, and by (d1) to (d3) for each chunk size."""
     angles = _exact([KEYS, QUERIES]).deg2rad()
     k, q = torch.stack([angles.cos(), angles.sin()], dim=-1)
     v, beta = _exact(VALUES), _exact(BETAS)
@@ -61,7 +61,7 @@ def chunks() -> dict:
         held.append(k[i] @ W[0, 0].mT)
         y, W = rule(slice(i, i + 1), W)
         reads.append(y[0, 0, 0])
-    U = beta[:, None] * (v - torch.stack(held))  # the write of each step
+    U = beta[:, None] * (v - torch.stack(held))  # The value that each step writes.
     made = {}
     for size in (3, 4, 6):
         cuts = [slice(i, i + size) for i in range(0, len(k), size)]
@@ -77,7 +77,7 @@ def chunks() -> dict:
     return {"loop": [{"held": h, "y": y} for h, y in loop], "sizes": made}
 
 
-# The ladder of rules
+# --- The ladder of rules ---
 
 LADDER_KEYS = {"A": (0.8, 0.6, 0), "B": (-0.6, 0.8, 0), "C": (0, 0, 1)}
 ONE = (1, 1, 1)
@@ -92,8 +92,8 @@ def _swap(one: str, other: str) -> tuple:
     return [x / math.hypot(*way) for x in way], (0, 0), 2
 
 
-#: A label, its meaning, the steps (key, value, how often the value of the key is
-#: erased), the decay of each column, and of all for a rung that cannot erase.
+#: Tokens: label, meaning, steps (key, value, erase strength), decay per column.
+#: The last entry is the decay for rules that cannot erase.
 TOKENS = (
     ("A", "A gets a value", [_put("A", (1, 0))], ONE, 1),
     ("B", "B gets a value", [_put("B", (0, 1))], ONE, 1),
@@ -110,8 +110,7 @@ TOKENS = (
         *([_swap("B", "C"), _swap("A", "B")], ONE, 1),
     ),
 )
-#: The new ability of each rung; if it fades all alike or by columns; how much it erases
-#: at least and at most.
+#: Rules by name: new ability, kind of decay, smallest and largest erase strength.
 RUNGS = {
     "sum": ("write pairs", "", 0, 0),
     "decay": ("fade", "all", 0, 0),
@@ -125,9 +124,9 @@ RUNGS = {
 
 
 def ladder() -> dict:
-    """Return the memory and what the keys read, by rung and token.
+    """Compute the memory and the values that its keys read, by rule and token.
 
-    Steps are those of the most general rule; each rung has a part of its gates.
+    All rules get the steps of the most general rule, but only the gates they have.
     """
     keys = _exact([*LADDER_KEYS.values()])
     runs = {}
@@ -151,7 +150,7 @@ def ladder() -> dict:
             reads = keys @ W.mT
             tokens.append(_lists(before=before, W=W, reads=reads) | {"steps": taken})
         runs[name] = {"adds": adds, "tokens": tokens}
-    # The reads of the last rung are the right ones.
+    # The last rule is the most general one, so its reads are correct.
     wanted = [token["reads"] for token in runs["more steps"]["tokens"]]
     for run in runs.values():
         for token, right in zip(run["tokens"], wanted, strict=True):
@@ -162,13 +161,13 @@ def ladder() -> dict:
     return {"keys": [*LADDER_KEYS], "tokens": tokens, "wanted": wanted, "runs": runs}
 
 
-# Ten rules on the tokens of the ladder
+# --- Ten rules on the tokens of the ladder ---
 
 
 def _told(operation: str, steps: list, decay: tuple, n: int) -> dict:
-    """Return the gates of a rule at a token, by its kind, as docs/rules.md says.
+    """Return a rule's arguments for one token, as described in docs/rules.md.
 
-    - `steps`, `decay`: as in `TOKENS`; `n`: tokens since the topic began.
+    - `steps`, `decay`: as in `TOKENS`; `n`: number of tokens since the topic began.
     """
     (k, v, erase), *second = steps
     k, v, one, columns = _exact(k), _exact(v), _exact(1.0), _exact(decay)
@@ -176,9 +175,9 @@ def _told(operation: str, steps: list, decay: tuple, n: int) -> dict:
     told |= {"erase": min(erase, 1) * torch.ones_like(k), "write": torch.ones_like(v)}
     told["log_decay"] = columns.log()
     if operation == "gated_rule":
-        told["beta"] = one / n  # the mean of all tokens
+        told["beta"] = one / n  # This strength averages all tokens.
     if operation == "implicit_delta_rule":
-        told["beta"] = 1e9 * one  # step size beta / (1 + beta), almost 1
+        told["beta"] = 1e9 * one  # The step size beta / (1 + beta) is almost 1.
     if operation == "rwkv7_rule":
         told |= {"a": -k, "b": min(erase, 1) * k}
         told["log_decay"] = columns.clamp(min=0.545).log()
@@ -190,7 +189,7 @@ def _told(operation: str, steps: list, decay: tuple, n: int) -> dict:
 
 
 def ten() -> dict:
-    """Return the memory and what the keys read, by rule and token."""
+    """Compute memory and reads after each token, for each rule of rules.json."""
     keys = _exact([*LADDER_KEYS.values()])
     wanted = ladder()["wanted"]
     rules = json.loads((ROOT / "docs/figures/rules.json").read_text("utf-8"))
@@ -206,11 +205,11 @@ def ten() -> dict:
     return {"keys": [*LADDER_KEYS], "tokens": tokens, "wanted": wanted, "rules": rules}
 
 
-# Trained memories, for the figure of capacity
+# --- Trained memories, for the figure of capacity ---
 
 
 def capacity() -> dict:
-    """Return pairs and the median loss over seeds, by width and features."""
+    """Return median losses by key width, feature map and number of pairs."""
     losses: dict = {}
     for name in ("capacity.quick", "capacity"):
         path = ROOT / "docs" / "reproduce" / f"{name}.json"

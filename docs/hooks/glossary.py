@@ -1,4 +1,4 @@
-"""Explain a term of the glossary where a page uses it first.
+"""Explain each glossary term where a page first uses it.
 
 The term becomes a link to its entry in docs/notation.md; the first sentences
 of the entry appear on hover and focus, and on the first tap. There, each symbol
@@ -20,14 +20,14 @@ ENTRY = re.compile(
     r"(?:<span [^>]*></span>)*\*\*(.+?)\.\*\* (.+)$",
     re.MULTILINE,
 )
-#: The row of a symbol, up to its name in the code.
+#: The start of a symbol's table row, up to the symbol's name in the code.
 SYMBOL = re.compile(r"<tr>(?=\s*<td>(?:(?!</td>).)*</td>\s*<td><code>(\w+)</code>)")
-#: Words of the glossary that have another meaning, or none, on most pages.
+#: Terms that are not linked because most pages use them in another sense.
 COMMON = {"capacity", "causal", "gate", "head", "key", "query", "value", "kernel"}
 COMMON |= {"step", "state", "naive", "efficient", "retrieval", "streaming"}
-#: Characters of an explanation; a longer one is cut after a sentence.
+#: Maximum length of an explanation in characters. Longer ones end after a sentence.
 LONGEST = 240
-#: Elements in which a link would be wrong or superfluous.
+#: HTML elements in which terms are not linked.
 SKIPPED = "a|h[1-6]|code|pre|svg|script|style|summary|button|label|legend|form|t[dh]"
 SKIPPED = re.compile(rf"<(/?)({SKIPPED})\b")
 PARTS = re.compile(r"(<[^>]*>|\\\(.*?\\\)|\\\[.*?\\\]|\$[^$]*\$)", re.DOTALL)
@@ -35,7 +35,7 @@ PARTS = re.compile(r"(<[^>]*>|\\\(.*?\\\)|\\\[.*?\\\]|\$[^$]*\$)", re.DOTALL)
 
 @cache
 def terms() -> dict[str, tuple[str, str]]:
-    """Return the names of a term, in lower case: its anchor and its explanation."""
+    """Return the anchor and explanation of each term, by lower-case name."""
     text = (ROOT / "docs" / GLOSSARY).read_text("utf-8")
     found = {}
     for anchor, title, explanation in ENTRY.findall(text):
@@ -49,7 +49,7 @@ def terms() -> dict[str, tuple[str, str]]:
 
 
 def plain(markdown: str) -> str:
-    """Remove the markup of links, code and formulas."""
+    """Remove the Markdown markup of links, code and formulas from a text."""
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", markdown)
     text = re.sub(r"\$([^$]+)\$", lambda formula: tex.plain(formula[1]), text)
     return re.sub(r"[`*]", "", text)
@@ -57,13 +57,13 @@ def plain(markdown: str) -> str:
 
 @cache
 def names() -> re.Pattern:
-    """Match any of the terms, the longest first, also in the plural."""
+    """Return a pattern that matches all terms, longest first, also in the plural."""
     known = sorted(terms(), key=len, reverse=True)
     each = "|".join(re.escape(name) for name in known)
     return re.compile(rf"(?<![\w-])({each})(?=s?(?![\w-]))", re.IGNORECASE)
 
 
-@event_priority(-50)  # after the hooks that make the content
+@event_priority(-50)  # Run after the hooks that write the content.
 def on_page_content(html, page, config, files):
     if page.file.src_uri == GLOSSARY:
         seen: Counter[str] = Counter()
@@ -84,7 +84,7 @@ def on_page_content(html, page, config, files):
 
 
 def explained(html: str, there: str) -> str:
-    """Link each term once, where the text uses it first."""
+    """Link each glossary term at its first use in the HTML of a page."""
     seen: set[str] = set()
 
     def link(match: re.Match) -> str:

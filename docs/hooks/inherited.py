@@ -1,7 +1,7 @@
-"""Extend mkdocstrings.
+"""Extend mkdocstrings with inherited docstrings and signatures of operations.
 
-A method that overrides another one without a docstring of its own shows that of the
-other. An operation shows the signature that callers see, with the options that a
+An overriding method without a docstring shows the docstring of the base class. An
+operation shows the signature that callers see, with the options that a
 decorator adds.
 """
 
@@ -16,7 +16,7 @@ from fwlab.ops import TABLE
 
 
 class Shown(griffe.Extension):
-    """Complete the data that griffe reads of the package."""
+    """Add inherited docstrings and call signatures to the data of griffe."""
 
     def on_package(self, *, pkg: griffe.Module, **_: object) -> None:
         inherit(pkg)
@@ -26,7 +26,7 @@ class Shown(griffe.Extension):
 
 
 def inherit(place: griffe.Module | griffe.Class) -> None:
-    """Copy docstrings to the methods that override."""
+    """Copy docstrings of base classes to overriding methods that have none."""
     for name, member in place.members.items():
         if member.is_alias:
             continue
@@ -39,7 +39,7 @@ def inherit(place: griffe.Module | griffe.Class) -> None:
 
 
 def sign(function: griffe.Function, signature: inspect.Signature) -> None:
-    """Give a function other parameters; its own keep their defaults as written."""
+    """Replace the parameters of a function, but keep its defaults as written."""
     written = {parameter.name: parameter.default for parameter in function.parameters}
     function.parameters = griffe.Parameters(
         *(
@@ -59,7 +59,7 @@ def sign(function: griffe.Function, signature: inspect.Signature) -> None:
 
 
 def words(hint: Any) -> str:
-    """Write a type without the dimensions of its tensors, and without modules."""
+    """Format a type hint without tensor dimensions and module names."""
     if get_origin(hint) is Annotated:
         return words(hint.__origin__)
     if get_origin(hint) in (Union, UnionType):

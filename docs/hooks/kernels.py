@@ -1,4 +1,4 @@
-"""Read the times that a GPU has measured, and the compiler's report on memory use.
+"""Read kernel times measured on a GPU, and the compiler's report on memory use.
 
 tests/machine/test_compiled.py writes the numbers of the compiler.
 """
@@ -9,19 +9,19 @@ from fwlab.files import read_json
 from fwlab.ops import TABLE
 from fwlab.ops.linear.kernels import NARROW
 
-#: The file of the calls that a GPU has timed, next to other libraries.
+#: The file with GPU times of our operations and of other libraries.
 PEERS = "gpu-nvidia-h200.json"
 
 
 def measured() -> dict:
-    """Return times of each operation at its longest, and other libraries' in our times.
+    """Return each operation's times at its longest size, and ratios of other libraries.
 
-    The longest size is measured first; multiples of our times cover all sizes.
+    The longest size is measured first. Ratios (their time / ours) cover all sizes.
     """
     run, rows, ratios = _read(PEERS), {}, {"fla": [], "efficient": []}
     for row in run["rows"]:
         if row["op"] not in TABLE:
-            continue  # a measurement that has ended
+            continue  # This operation is no longer measured.
         if row["side"] == "triton":
             case, ours = row["case"], row["ms"]
         else:
@@ -33,7 +33,7 @@ def measured() -> dict:
 
 
 def places() -> dict:
-    """Return the report of compiler and card on the kernel that is drawn."""
+    """Return the compiler's report on the delta kernel, its chunk size and the GPU."""
     use = _read("kernels.json")["kernels"]["delta 64"]["forward, sm_90"]
     return {"use": use, "chunk": NARROW.C, "card": _read(PEERS)["card"]}
 

@@ -1,4 +1,4 @@
-"""Cut a Python file into notes and code.
+"""Split a Python file into notes and code.
 
 Docstrings and full-line comments become notes, set as Markdown; the code keeps its
 line numbers. A comment such as `# Eq. 24` or `# (d1)` names the equation with that tag.
@@ -22,44 +22,44 @@ from repository import ROOT
 
 DISPLAY = re.compile(r"([ \t]*\$\$.*?\$\$)", re.DOTALL)
 TAG = re.compile(r"\\tag\{(\w+)\}")
-#: "Eq. 24", "Eqs. 26 and 27", "Eqs. 20-25", "(d1)".
+#: References to equations: "Eq. 24", "Eqs. 26 and 27", "Eqs. 20-25", "(d1)".
 REFERENCE = re.compile(
     r"\bEqs?\.\s+\w+(?:(?:-|, | and | to )[a-z]?\d+)*|\((?P<own>[a-z]\d+)\)"
 )
 NUMBER = re.compile(r"\b(?:[a-z]\d+|\d+[a-z]?)\b")
-#: Colours of variables, by their names in the code without the index of a step.
+#: Colours of variables, by their names in the code without the suffix `_t`.
 TINTS = {"k": "key", "K": "key", "v": "value", "V": "value", "v_bar": "value"}
 TINTS |= {"V_bar": "value", "W": "W", "beta": "beta", "b_t": "beta"}
-#: Half of all tokens, which need no markup because they look alike.
+#: Tokens without markup. They are half of all tokens and need no style.
 PLAIN = Name, Operator, Punctuation, Text
 
 
 class Row(NamedTuple):
-    """Hold a note and the lines of code below it; both may be empty."""
+    """Hold a note and the line numbers of the code below it. Either may be empty."""
 
-    name: str  # of the function or class that begins here
+    name: str  # The function or class that begins here.
     note: str
     lines: list[int]
 
 
 class Source:
-    """Read a file of the package."""
+    """Parse a file of the package into notes, code and equations."""
 
     def __init__(self, path: str):
         self.path = path
         self.text = (ROOT / path).read_text("utf-8")
         self.tree = ast.parse(self.text)
-        #: The equations that it states.
+        #: Tags of the equations that the file states.
         self.tags = set(TAG.findall(self.text))
 
     @property
     def summary(self) -> str:
-        """Return the first line of the docstring, without the mark of a heading."""
+        """Return the first line of the module docstring, without a heading mark."""
         return (ast.get_docstring(self.tree) or "").partition("\n")[0].lstrip("# ")
 
     @cached_property
     def comments(self) -> list[tuple[int, str, bool]]:
-        """List each comment: its line, its text, and whether it has that line alone."""
+        """List comments as (line number, text, True if the line has no code)."""
         return [
             (token.start[0], token.string, not token.line[: token.start[1]].strip())
             for token in tokenize.generate_tokens(io.StringIO(self.text).readline)
@@ -68,7 +68,7 @@ class Source:
 
     @cached_property
     def computed(self) -> dict[str, list[int]]:
-        """Return the lines whose comment names an equation."""
+        """Return the code lines whose comments name an equation, by equation."""
         lines: dict[str, list[int]] = {}
         for number, comment, alone in self.comments:
             for tag in () if alone else sorted(named(comment)):
@@ -77,7 +77,7 @@ class Source:
 
     @cached_property
     def rows(self) -> list[Row]:
-        notes: dict[int, tuple[str, str]] = {}  # by the first line of the code below
+        notes: dict[int, tuple[str, str]] = {}  # Keys are first lines of code.
         hidden: set[int] = set()
 
         def visit(node: ast.AST, name: str) -> None:
@@ -87,7 +87,7 @@ class Source:
                 notes[first] = name, ast.get_docstring(node) or ""
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
                 for before, text in pairwise([None, *node.body]):
-                    # A docstring, or a text below a constant or a field.
+                    # Docstrings, and strings below constants or fields, become notes.
                     if _is_text(text) and not isinstance(before, ast.Expr):
                         hidden.update(range(text.lineno, text.end_lineno + 1))
                         if before:
@@ -97,7 +97,7 @@ class Source:
                 visit(child, name)
 
         about = ast.get_docstring(self.tree) or ""
-        notes[1] = "", re.sub(r"\A# .*\n*", "", about)  # the page has the heading
+        notes[1] = "", re.sub(r"\A# .*\n*", "", about)  # The page has its own title.
         visit(self.tree, "")
         alone = {number: text for number, text, whole in self.comments if whole}
         for run in runs(alone):
@@ -113,7 +113,7 @@ class Source:
 
     @property
     def functions(self) -> list[list[Row]]:
-        """Return the rows of each function, after the docstring of the file."""
+        """Return the rows grouped by function, beginning with the module docstring."""
         found: list[list[Row]] = []
         for row in self.rows:
             if row.name or not found:
@@ -128,11 +128,11 @@ class Source:
     def lines(
         self, prefix: str, link: Callable[[str], str], defined: dict[str, str]
     ) -> list[str]:
-        """Write each line as HTML, with its number.
+        """Render each line of the file as HTML with its line number.
 
-        - `prefix`: of its anchor.
-        - `link`: turns a comment into HTML.
-        - `defined`: the addresses of functions and classes that the file uses.
+        - `prefix`: prefix of the HTML ids.
+        - `link`: a function that turns a comment into HTML.
+        - `defined`: the URLs of functions and classes that the file uses.
         """
         html, before = "", ""
         for (kind, text), (_, after) in pairwise([*self.tokens, (Text, "")]):
@@ -167,7 +167,7 @@ class Source:
 
 
 def named(text: str) -> set[str]:
-    """Return the equations that a text names."""
+    """Return the tags of the equations that a text refers to."""
     tags: set[str] = set()
     for match in REFERENCE.finditer(text):
         tags.update([match["own"]] if match["own"] else NUMBER.findall(match[0]))
@@ -177,11 +177,11 @@ def named(text: str) -> set[str]:
 
 
 def linked(text: str, address: Callable[[str], str | None]) -> str:
-    """Turn the numbers of equations into links to them."""
+    """Turn equation numbers in a text into links to the equations."""
 
     def one(match: re.Match) -> str:
         numbers = NUMBER.findall(match[0])
-        if len(numbers) == 1:  # link the word too: it is easier to hit
+        if len(numbers) == 1:  # Link the word too, to enlarge the click target.
             return anchor(numbers[0], match[0])
         return NUMBER.sub(lambda number: anchor(number[0], number[0]), match[0])
 
@@ -197,10 +197,10 @@ def note(
     address: Callable[[str], str | None],
     equation: Callable[[str, str], str],
 ) -> str:
-    """Return the Markdown of a note.
+    """Convert a docstring or comment to Markdown with linked equations.
 
-    - `address`: returns the address of an equation.
-    - `equation`: turns a displayed equation and its tag into HTML.
+    - `address`: a function that returns the URL of an equation.
+    - `equation`: a function that turns a displayed equation and its tag into HTML.
     """
 
     def displayed(part: str) -> str:
@@ -214,15 +214,15 @@ def note(
 
 
 def code(lines: list[str], numbers: list[int]) -> list[str]:
-    """Show lines with these numbers; where some are left out, a new block begins."""
+    """Join the HTML of the given lines into blocks of consecutive lines."""
     blocks = ["".join(lines[n - 1] for n in run).strip("\n") for run in runs(numbers)]
     blocks = [f"{block}\n" for block in blocks if block]
-    # The keyboard reaches one line, and so can scroll all of them.
+    # Make one line focusable, so that the keyboard can scroll the block.
     return [b.replace(' tabindex="-1"', "", i == 0) for i, b in enumerate(blocks)]
 
 
 def runs(numbers: Iterable[int]) -> list[list[int]]:
-    """Cut rising line numbers into runs without a gap."""
+    """Split increasing line numbers into runs of consecutive numbers."""
     from_place = groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
     return [[number for _, number in run] for _, run in from_place]
 

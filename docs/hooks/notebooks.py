@@ -1,8 +1,8 @@
-"""Make pages of notebooks/*.ipynb: each becomes Markdown before MkDocs reads it.
+"""Convert notebooks/*.ipynb to Markdown pages before MkDocs reads them.
 
-Headings, formulas, links and code are then those of any page. Content without Markdown,
-such as a drawing or a question, takes the place of a mark once the page is HTML:
-converting it would change it.
+Headings, formulas, links and code are then processed as on any page. Content that
+Markdown would change, such as a drawing or a question, replaces a mark once the
+page is HTML.
 """
 
 import base64
@@ -27,22 +27,22 @@ from fwlab.exercises import EXERCISES, QUESTIONS
 
 FOLDER = "notebooks"
 MARK = re.compile(r"<!-- nb: (\w+) -->")
-#: A cell that only asks, as in `predict("crosstalk", ...)`.
+#: A cell that contains only questions, such as `predict("crosstalk", ...)`.
 ASKS = re.compile(r'((predict|quiz)\("\w+", \.\.\.\)\s*)+')
 ASKED = re.compile(r'(predict|quiz)\("(\w+)"')
-#: The first line of a cell that does not teach: it prepares or draws.
+#: The first line of a setup or drawing cell, which the page folds.
 FOLDED = re.compile(r"# (?:@title )?(Setup|Draws [^\n]+)")
-#: The paragraph of an exercise, or of a derivation, begins with its number.
+#: The paragraph of an exercise or a derivation, which begins with a number.
 TASK = re.compile(r"^\*\*\d\. .+?(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)
-#: The paragraph on time and needs, which the head of the page repeats.
+#: The paragraph on time and requirements, which the head of the page repeats.
 ITALIC = re.compile(r"^\*(?=[^*])(.+?)\*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[([^\]]+)\]\(\.\./(docs|fwlab)/([^)\s]*)\)")
 FRAME = re.compile(r'<img [^>]*src="data:image/svg\+xml;base64,([^"]+)"[^>]*>')
-#: The notebooks as Markdown, by the address of the page.
+#: The notebooks as Markdown, by the URI of the page.
 pages: dict[str, "Page"] = {}
 
 
-@event_priority(100)  # redirects must find the files
+@event_priority(100)  # Run early, so that the redirects plugin finds the files.
 def on_files(files, config):
     uris = [f"{FOLDER}/{path.name}" for path in sorted(ROOT.glob(f"{FOLDER}/*.ipynb"))]
     site, folders = config.site_dir, config.use_directory_urls
@@ -88,7 +88,7 @@ def on_page_content(html, page, config, files):
     def html_of(mark: re.Match) -> str:
         if not mark[1].isdigit():
             return render(f"notebook/{mark[1]}.html", **values)
-        # A search opens what is folded in the section that it leads to.
+        # A search result links to a section and opens its folded content.
         section = re.findall('<h2 id="([^"]*)"', html[: mark.start()])[-1:]
         return made.raw[int(mark[1])].replace("SECTION", "".join(section))
 
@@ -96,7 +96,7 @@ def on_page_content(html, page, config, files):
 
 
 class Page:
-    """Hold a notebook as Markdown, and the HTML of its marks in `raw`."""
+    """Convert a notebook to Markdown, and keep the HTML of its marks in `raw`."""
 
     def __init__(self, uri: str, config):
         self.config, self.stem = config, posixpath.basename(uri).removesuffix(".ipynb")
@@ -119,7 +119,7 @@ class Page:
         )
 
     def picture(self, number: int) -> dict:
-        """Return a drawing as the head repeats it."""
+        """Return the name and view box of a drawing, for the head of the page."""
         drawn = re.search(f'<svg id="fig{number}".*? (viewBox="[^"]*")', self.html)
         return {"name": f"fig{number}", "view": Markup(drawn[1])}
 
@@ -129,7 +129,7 @@ class Page:
 
     def _text(self, text: str) -> None:
         text = LINK.sub(self._link, text)
-        # A displayed equation is a paragraph of its own.
+        # Markdown needs a displayed equation in a paragraph of its own.
         text = re.sub(r"\s*(\$\$.+?\$\$[.,]?)\s*", r"\n\n\1\n\n", text, flags=re.S)
         for part in re.split(r"^(?=##? )", text, flags=re.MULTILINE):
             if part.startswith("#"):
@@ -143,7 +143,7 @@ class Page:
                 self.parts.append(part)
 
     def _link(self, link: re.Match) -> str:
-        """Return a link to a file of the repository, as one to a page of the site."""
+        """Convert a link to a repository file into a link to a page of the site."""
         text, folder, path = link.groups()
         if folder == "docs":
             return f"[{text}](../{path})"
@@ -178,11 +178,11 @@ class Page:
         self._put("</div>")
 
     def _task(self, name: str) -> bool:
-        """Make a name the anchor of the last task, if it is in this section."""
+        """Make `name` the HTML id of the section's last task. Return True if done."""
         for place, text in reversed([*enumerate(self.parts)]):
             if tasks := [*TASK.finditer(text)]:
                 end = tasks[-1].end()
-                if text[:end].endswith(" }"):  # the anchor of another name
+                if text[:end].endswith(" }"):  # This task already has an id.
                     return False
                 self.parts[place] = f"{text[:end]}\n{{: #{name} }}{text[end:]}"
                 return True
@@ -209,9 +209,9 @@ class Page:
     def _drawing(self, svg: str) -> str:
         self.drawings += 1
         svg = svg[svg.index("<svg") :]
-        # Equal images in one figure have the same name, which nothing uses.
+        # Equal images of a figure share an id, so drop ids that nothing refers to.
         svg = re.sub(r' id="(image\w+)"', lambda m: m[0] * (f"#{m[1]}" in svg), svg)
-        # matplotlib puts each text into a comment next to its outlines.
+        # matplotlib writes each text into a comment next to its outlines.
         texts = [text.strip() for text in re.findall("<!--(.*?)-->", svg, re.DOTALL)]
         words = dict.fromkeys(text for text in texts if re.search("[^\\W\\d_]", text))
         title = re.search("<title>(.*?)</title>", svg, re.DOTALL)
@@ -223,7 +223,7 @@ class Page:
         return plots.inline(svg, f"fig{self.drawings}", f"Figure: {label}")
 
     def _ask(self, asked: list[tuple[str, str]]) -> None:
-        """Show the questions of a cell, and fold what follows a prediction."""
+        """Render the questions of a cell, and fold the content after a prediction."""
         names = [name for how, name in asked if how == "predict"]
         questions = [_question(name, how == "predict") for how, name in asked]
         self._put(render("notebook/quiz.html", questions=questions, names=names))
@@ -245,7 +245,7 @@ def _without_facts(found: re.Match) -> str:
 
 
 def _question(name: str, predicted: bool) -> dict:
-    """Write the HTML with which the page asks a question, and checks an answer."""
+    """Return the template data of a question, with the texts that judge an answer."""
     question = QUESTIONS[name]
     plain = ("name", "text", "choices", "truth", "tolerance", "percent")
     return {field: getattr(question, field) for field in plain} | {

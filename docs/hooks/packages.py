@@ -13,8 +13,8 @@ import npm
 
 MODULES = npm.MODULES
 FONTS = MODULES / "@fontsource"
-#: Typefaces: name, weight and style, letters, and whether it is put into
-#: styles/site.css, since text would move when it comes later.
+#: Typefaces: name, weight, style, letters, and True if styles/site.css embeds them.
+#: Embedded fonts keep text from moving when a font file arrives late.
 FACES = (
     ("Sans", 400, "normal", "latin", True),
     ("Sans", 400, "italic", "latin", True),
@@ -31,7 +31,7 @@ LETTERS = {
 
 
 def fetched(package: Path, pattern: str) -> list[Path]:
-    """Return the files of a package; raises a `PluginError` if there are none."""
+    """Return the files of a package that match a pattern, or raise `PluginError`."""
     if found := sorted(package.glob(pattern)):
         return found
     raise PluginError(
@@ -66,7 +66,7 @@ def _file(name: str, weight: int, style: str, letters: str) -> Path:
 
 
 def _face(name: str, weight: int, style: str, letters: str, inside: bool) -> str:
-    """Write a face as CSS; a file that is not inside is fetched on first use."""
+    """Return the CSS of a typeface, with the font file embedded if `inside`."""
     path = _file(name, weight, style, letters)
     url = f"../assets/fonts/{path.relative_to(FONTS).as_posix()}"
     if inside:

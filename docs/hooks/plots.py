@@ -33,7 +33,7 @@ from fwlab.plots import (
     style,
 )
 
-#: Font size in points: letters have at least 11 pixels where the page is 390 wide.
+#: Font size in points. Letters have at least 11 pixels on a page 390 pixels wide.
 LETTERS = 11.5
 #: Colour and marker of each family of mixers, and its members.
 FAMILIES = {
@@ -45,28 +45,28 @@ FAMILIES = {
 }
 #: Colour and marker of the entries of a legend.
 LOOKS = ((FAST, "o"), (TRAINED, "s"), (OTHER, "D"))
-#: A text of a drawing: what it says in a comment, then its outlines, which are
-#: moved, perhaps turned, and scaled from a hundredth of their size.
+#: A text in a matplotlib SVG: the words in a comment, then the outlines.
+#: Outlines have a translation, an optional rotation, and a scale of font size / 100.
 OUTLINES = re.compile(
     r"<!-- ?((?:(?!-->).)*?) ?-->\s*<g (?:style=\"([^\"]*)\" )?"
     r"transform=\"translate\(([\d.-]+) ([\d.-]+)\)( ?rotate\([^)]*\))? ?"
     r"scale\((0?\.\d+) [^)]*\)\">(?:(?!<g).)*?</g>",
     re.DOTALL,
 )
-#: CSS colours, for light and dark pages, that replace those of a drawing.
+#: CSS colours that replace the colours of a drawing on light and dark pages.
 COLOURS = {INK: "currentColor", PAPER: "var(--fw-paper)", DIGITS: "var(--fw-digits)"}
-#: The symbols of matplotlib's formulas in these drawings.
+#: Unicode characters for the TeX symbols in these drawings.
 SIGNS = {"beta": "β", "delta": "δ", "nu": "ν", "phi": "φ", "sigma": "σ"}
-#: The parts of a formula: indices and exponents, letters, and the rest.
+#: The parts of a formula: indices and exponents, letters, other characters.
 PIECES = re.compile(r"([_^])(?:\{([^}]*)\}|(.))|([^\W\d_])|([^_^])")
-#: The site's letters are narrower: this factor keeps the width of a text.
+#: Factor on the font size, since the site's letters are narrower.
 LARGER = 1.1
-#: Font size in points: letters have at least 9 pixels where the page is 390 wide.
+#: Font size in points. Letters have at least 9 pixels on a page 390 pixels wide.
 MINIMUM = 11
 
 
 def inline(svg: str, prefix: str, label: str) -> str:
-    """Show a matplotlib drawing as part of a page.
+    """Convert a matplotlib SVG to inline SVG for a page.
 
     Its ink takes the colour of the text around it, and its texts are set in
     the site's letters. All of its names start with `prefix`, because several
@@ -84,7 +84,7 @@ def inline(svg: str, prefix: str, label: str) -> str:
 
 
 def _letters(drawn: re.Match) -> str:
-    """Put a text in place of its outlines, as wide as these, unless it is small."""
+    """Replace the outlines of a text by SVG text of the same width."""
     words, style, x, y, turned, scale = drawn.groups()
     words, size, math = unescape(words), 100 * float(scale), "$" in words
     if not words:
@@ -96,7 +96,7 @@ def _letters(drawn: re.Match) -> str:
     font = LARGER * size
     place = f'textLength="{width:.2f}" lengthAdjust="spacingAndGlyphs"'
     if font < MINIMUM:
-        # A text grows from its middle, or away from its axis.
+        # Small text is enlarged from its middle, or a tick label away from its axis.
         before = drawn.string[: drawn.start()].rpartition('id="text_')[0]
         tick = before.rfind('id="ytick_') > before.rfind('id="text_')
         at, anchor = (width, "end") if tick else (width / 2, "middle")
@@ -112,7 +112,7 @@ def _letters(drawn: re.Match) -> str:
 
 
 def _formula(tex: str, font: float) -> str:
-    """Typeset a formula, given without its $, as SVG text of this font size."""
+    """Typeset a TeX formula (without $) as SVG text of font size `font`."""
     tex = re.sub(r"\\mathdefault\{(.*)\}", r"\1", tex)
     tex = re.sub(r"\\sqrt\{(.*)\}", r"√\1", tex)
     tex = re.sub(r"\\([a-z]+) ?", lambda name: SIGNS.get(name[1], ""), tex)
@@ -120,7 +120,7 @@ def _formula(tex: str, font: float) -> str:
     made = ""
     for sign, group, one, letter, rest in PIECES.findall(tex):
         if sign:
-            # The text that follows is on the line again, also outside of the formula.
+            # Undo the vertical shift for the text that follows the index or exponent.
             away = font * {"^": -0.38, "_": 0.15}[sign]
             inner = (
                 f'<tspan dy="{away:.2f}" font-size="{0.7 * font:.2f}">{group or one}'
@@ -133,7 +133,7 @@ def _formula(tex: str, font: float) -> str:
 
 @contextmanager
 def styled():
-    """Set the house style for as long as a plot is drawn."""
+    """Apply the plot style of fwlab within a `with` block."""
     with mpl.rc_context():
         style()
         mpl.rcParams["font.size"] = LETTERS
@@ -152,12 +152,12 @@ def chart(
     log: Sequence[float] = (),
     looks: Sequence[tuple[str, str]] = LOOKS,
 ) -> str:
-    """Draw a row for each name: all seeds as marks with their middle at its end.
+    """Draw a row per name, with a mark per seed and the middle value at the end.
 
-    - `name`, `title`: of the drawing, and its description for screen readers.
-    - `series`: for each entry of the legend, numbers by name; the entry with the
-      most names gives their order.
-    - `line`: the place of a dashed line, and its label.
+    - `name`, `title`: name of the drawing, and its description for screen readers.
+    - `series`: numbers by name for each entry of the legend. The entry with the
+      most names determines their order.
+    - `line`: position and label of a dashed line.
     - `log`: the ticks of a logarithmic axis.
     """
     order = list(max(series.values(), key=len))
@@ -196,7 +196,7 @@ def chart(
 
 
 def losses(final: Mapping[str, Sequence[float]], published: float) -> str:
-    """Draw the loss of each mixer, best first, in the colours of their families."""
+    """Draw the validation loss of each mixer, best first, coloured by family."""
     families = {
         family: {m: losses if m in members else [] for m, losses in final.items()}
         for family, (*_, members) in FAMILIES.items()
@@ -214,8 +214,8 @@ def losses(final: Mapping[str, Sequence[float]], published: float) -> str:
 
 
 def drawn(figure: Figure, name: str, label: str) -> str:
-    """Show a figure as part of a page; `name` and `label` as for `inline`."""
-    # Letters of SVG are a little wider than those that the layout measures.
+    """Convert a figure to HTML for a page, with `name` and `label` as in `inline`."""
+    # Letters of an SVG are slightly wider than the layout engine assumes.
     figure.get_layout_engine().set(w_pad=0.07)
     file = io.StringIO()
     figure.savefig(file, format="svg", metadata={"Date": None})
@@ -223,6 +223,6 @@ def drawn(figure: Figure, name: str, label: str) -> str:
 
 
 def kept(svg: str, name: str, label: str) -> str:
-    """Show a drawing of matplotlib's as part of a page, as for `drawn`."""
+    """Convert a matplotlib SVG to HTML for a page, with arguments as in `drawn`."""
     svg = inline(short_svg(svg), f"plot-{name}", escape(label))
     return f'<div class="nb-output nb-svg+xml">{svg}</div>'

@@ -1,4 +1,4 @@
-"""Write the description of a page, which a link to it shows below its title.
+"""Write the description of a page, which link previews show below the title.
 
 A page gives it as `description` in its front matter; otherwise it is the
 first paragraph. docs/templates/theme/main.html writes it into the page.
@@ -18,7 +18,7 @@ def on_page_content(html, page, config, files):
 
 
 def _first_paragraph(html: str) -> str:
-    # Formulas and lists of links mean nothing on their own.
+    # Skip formulas and lists of links, which mean nothing on their own.
     for text in re.findall(r"<p>(.*?)</p>", html, re.DOTALL):
         plain = _plain(text)
         if len(plain) > 40 and "\\(" not in plain and "$" not in plain:

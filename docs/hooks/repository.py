@@ -1,4 +1,4 @@
-"""Derive addresses from `repo_url` in mkdocs.yml, if it is set.
+"""Derive URLs from `repo_url` in mkdocs.yml, if it is set.
 
 The variable REPO_URL sets it. Without it, nothing on the site links to a
 repository: these functions return None, and lines with {{ repo_url }} or
@@ -15,7 +15,7 @@ MARK = re.compile(r"\{\{ (repo_url|colab|wheel) \}\}")
 
 
 def source(repo_url: str | None, path: str) -> str | None:
-    """Link to a file or folder of the repository, as a page of its host."""
+    """Return the URL of a file or folder of the repository on its host, or None."""
     if not repo_url:
         return None
     kind = "tree" if (ROOT / path).is_dir() else "blob"
@@ -23,7 +23,7 @@ def source(repo_url: str | None, path: str) -> str | None:
 
 
 def colab(repo_url: str | None, path: str) -> str | None:
-    """Link to a notebook, or a folder of them, in Colab, which opens only GitHub."""
+    """Return the Colab URL of a notebook or folder, or None if not on GitHub."""
     url = urlsplit(repo_url or "")
     if url.netloc != "github.com":
         return None
@@ -53,7 +53,7 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_post_template(output, template_name, config):
-    # A sitemap needs whole addresses. The links of the theme's 404 page begin
-    # at the root of a host; docs/404.html fits a site in any folder.
+    # A sitemap needs absolute URLs.
+    # The theme's 404 page fits only a site at the root of a host: omit this page.
     wanted = {"sitemap.xml": bool(config.site_url), "404.html": False}
     return output if wanted.get(template_name, True) else ""

@@ -3,8 +3,8 @@
 `NAME` is the figure, the claims and the hyper-parameters of an experiment; `index`
 draws all claims, and `claims` is a table of them. The file of this table is written by
 `python docs/hooks/reproduce.py`. What was not run is not drawn. `<!-- full: ... -->`
-after a number in a page says what it is of the results; tests/site/test_reproduce.py
-compares the two.
+after a number in a page computes the number from the results;
+tests/site/test_reproduce.py compares the two.
 """
 
 import csv
@@ -23,8 +23,8 @@ sys.path.insert(0, str(ROOT / "docs" / "reproduce"))
 from frame import NAMES, Claim, Experiment, Points, load, results, texts_of, verdict
 
 MARK = re.compile(r"<!-- reproduce: (\S+) -->")
-#: After a number: perhaps the name of another page, and an expression; or that it is
-#: given.
+#: A mark after a number: an expression that computes it from results, or "given".
+#: The expression may follow the name of another experiment's page.
 CHECKED = re.compile(r"<!-- (?:full(?: (\S+))?: (.+?)|given) -->")
 EXPERIMENTS = {name: load(name) for name in NAMES}
 TABLE = ROOT / "docs" / "reproduce" / "claims.csv"
@@ -37,12 +37,12 @@ VERDICTS = (
     *("reproduced", "holds", "seeds overlap", "one seed", "not trained far enough"),
     *("not", "does not", "not run"),
 )
-#: Learning rates are listed for every mixer, also where all have the same.
+#: Learning rates, which the table lists per mixer even if all mixers share one.
 RATES = ("lr", "rate")
 
 
 class Row(NamedTuple):
-    """Hold a claim of an experiment, as a row of a table."""
+    """Hold an experiment and one of its claims, as a row of the table of claims."""
 
     experiment: Experiment
     claim: Claim
@@ -65,30 +65,30 @@ class Row(NamedTuple):
 
     @property
     def corpora(self) -> str:
-        """Name the texts that the points of its experiment have read."""
+        """Return the names of the corpora that the experiment has used."""
         results = _load(self.experiment.name, False)
         return "; ".join(_texts(results["points"] if results else Points()))
 
     @property
     def protocol(self) -> str:
-        """Describe how it differs from the published one; a claim of ours has none."""
+        """Return the difference to the published protocol, or "–" for our claims."""
         return self.claim.protocol or "the same" if self.claim.published else "–"
 
 
 def on_files(files, config):
-    _load.cache_clear()  # `mkdocs serve` rebuilds
+    _load.cache_clear()  # Results may change while `mkdocs serve` runs.
     return files
 
 
 def on_page_markdown(markdown, page, config, files):
     if page.file.src_uri.startswith("reproduce/"):
         page.meta.setdefault("styles", []).append("styles/reproduce.css")
-        page.meta["hide"] = ["navigation"]  # the tables need its space
+        page.meta["hide"] = ["navigation"]  # The tables need the width.
     return markdown
 
 
 def on_page_content(html, page, config, files):
-    """Insert drawings only now: converting Markdown would change them."""
+    """Insert drawings into the HTML of a page, since Markdown would change them."""
     html = MARK.sub(lambda mark: _fill(*mark.groups()), html)
     return CHECKED.sub("", html)
 
@@ -103,7 +103,7 @@ def _fill(name: str) -> str:
 
 
 def _index() -> list[dict]:
-    """List every experiment with its claims, its verdict, and how much of it was run."""
+    """List all experiments with claims, verdict and the number of points that ran."""
     found = []
     for experiment in EXPERIMENTS.values():
         results = _load(experiment.name, False)
@@ -122,7 +122,7 @@ def _rows() -> list[Row]:
 
 
 def table() -> str:
-    """Write the table of all claims as CSV."""
+    """Return the table of all claims as CSV text."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -151,15 +151,15 @@ def _result(experiment: Experiment) -> str:
 
 
 def _texts(points: Points) -> list[str]:
-    """Return the corpora that points have read."""
+    """Return the names of the corpora that the points were trained on."""
     return [text for every in texts_of(points).values() for text in every]
 
 
 def _setup(experiment: Experiment, points: Points) -> dict[str, Any]:
-    """Return the hyper-parameters that runs recorded, a row for each mixer.
+    """Return the recorded hyper-parameters as a table with a row per mixer.
 
-    - Returns `equal`, texts by name where all rows are equal; `columns`; and
-      `rows` of texts. Settings that are words name a row.
+    - Returns `equal` (texts by name where all rows are equal), `columns`, and
+      `rows` of texts. Settings with string values name the rows.
     """
     known = experiment.points(False)[0]
     words = [name for name, value in known.items() if isinstance(value, str)]
@@ -187,7 +187,7 @@ def _setup(experiment: Experiment, points: Points) -> dict[str, Any]:
 
 
 def _listed(values) -> str:
-    """Return the values of a setting, as text; of many only the first and the last."""
+    """Format the values of a setting as text, or only their range if there are many."""
     known = [value for value in values if value not in (None, "")]
     if all(isinstance(value, int | float) for value in known):
         known.sort()

@@ -1,8 +1,8 @@
 """Fill in the pages of results: Findings, Speed and Tables.
 
 The pages are templates: NUMBERS has values of docs/results/*.json. Plots of the
-same files and of experiments go in place of `<!-- plot: PLOT -->`. A table whose command
-has ended is a CSV file beside its numbers, and such a plot a drawing in docs/images.
+same files and of experiments go in place of `<!-- plot: PLOT -->`. Tables of removed
+commands are CSV files beside the numbers, their plots are drawings in docs/images.
 """
 
 import csv
@@ -27,7 +27,7 @@ RESULTS = ROOT / "docs" / "results"
 PAGES = ("results.md", "results/speed.md", "results/tables.md")
 TRAINING, HYBRIDS = "nanogpt-cpu", "hybrid-cpu"
 BENCH, PEERS, GPU = "bench-cpu", "peers-cpu", "gpu-nvidia-h200"
-#: The results that have the control without a memory, and its name in tables and plots.
+#: Results of the control without a memory, and its name in tables and plots.
 CONTROLS, NO_MEMORY = "language-model", "convolution alone, no memory"
 LOOKS = (
     "Five panels over the same two lines of text, with a row for each of 16 heads: "
@@ -35,7 +35,7 @@ LOOKS = (
     "the first Romeo, which is nearly gone at the second one; and half-lives."
 )
 PLOT = re.compile(r"<!-- plot: (\S+) -->")
-#: The loss that others published for a mixer.
+#: Losses published by other projects, by mixer.
 PUBLISHED = {
     "softmax": {"loss": 1.88, "by": "[nanoGPT](https://github.com/karpathy/nanoGPT)"}
 }
@@ -48,7 +48,7 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_page_content(html, page, config, files):
-    """Insert plots only now: converting Markdown would change a drawing."""
+    """Insert plots into the HTML of a page, since Markdown would change them."""
     return PLOT.sub(lambda mark: PLOTS[mark[1]](), html)
 
 
@@ -56,12 +56,12 @@ def on_page_content(html, page, config, files):
 
 
 def _origin(file: str) -> str:
-    """Describe the origin of the numbers of a file, to reproduce them."""
+    """Return Markdown with the command, machine and date behind a results file."""
     return render("origin.md.jinja", file=file, run=_read(file))
 
 
 def _frozen(name: str, file: str) -> str:
-    """Return a table whose command has ended."""
+    """Return a CSV table as Markdown, for results whose command no longer exists."""
     text = (RESULTS / f"{name}.csv").read_text("utf-8")
     titles, *rows = csv.reader(text.splitlines())
     lines = [titles, ["---"] * len(titles), *rows]
@@ -69,7 +69,7 @@ def _frozen(name: str, file: str) -> str:
 
 
 def _mixers() -> list[dict]:
-    """Return the losses of each mixer, and the speed of all but the control."""
+    """Return loss, seeds, speed and published loss of each mixer, lowest loss first."""
     measured = {row["mixer"]: row for row in _read(BENCH)["mixers"]}
     none = dict.fromkeys(measured["softmax"])
     return [
@@ -80,14 +80,14 @@ def _mixers() -> list[dict]:
 
 
 def _stacks() -> list[dict]:
-    """Draw losses of layers as published and of hybrid stacks."""
-    # Their baseline is attention with relative positions.
+    """Return losses of layers in their published form and of hybrid stacks."""
+    # The baseline of both groups is attention with relative positions.
     baseline = [run for run in _runs() if _mixer(run) == "transformer-xl"]
     return _best([*_read_all(HYBRIDS), *baseline], _options)
 
 
 def _best(runs: list[dict], kind: Callable[[dict], str]) -> list[dict]:
-    """Return the losses of all seeds by kind, the lowest mean first."""
+    """Group runs by kind, with the losses of all seeds, the lowest mean loss first."""
     kinds: dict[str, list[dict]] = {}
     for run in runs:
         kinds.setdefault(kind(run), []).append(run)
@@ -99,14 +99,14 @@ def _best(runs: list[dict], kind: Callable[[dict], str]) -> list[dict]:
 
 
 def _options(run: dict) -> str:
-    """Return the options of a run's model, without the sizes that all share."""
+    """Return the model options of a run's command, without corpus, seed and sizes."""
     return re.sub(
         r"^fwlab train --mixer | --(corpus|seed|out|d-ff) \S+", "", run["command"]
     )
 
 
 def _versions(file: str, side: str, *columns: str) -> list[dict]:
-    """Return a benchmark's rows, with columns also relative to one implementation."""
+    """Return a benchmark's rows, with `columns` relative to implementation `side`."""
     rows = _read(file)["rows"]
     ours = {str(row["shape"]) + _case(row): row for row in rows if row["side"] == side}
     for row in rows:
@@ -145,7 +145,7 @@ LOSS = "nats per character"
 
 
 def _convolved(name: str, title: str, *layers: str) -> str:
-    """Draw losses of layers, without and with a convolution."""
+    """Draw the losses of layers without and with a short convolution."""
     points = _points("replacing")
     series = {
         entry: {layer: points(layer=layer, conv_size=size)["loss"] for layer in layers}
@@ -155,7 +155,7 @@ def _convolved(name: str, title: str, *layers: str) -> str:
 
 
 def _today() -> str:
-    """Draw layers of today and stacks with attention, beside bare ones and no memory."""
+    """Draw losses of modern layers, hybrids, bare layers and a model without memory."""
     rows = {_stack(row["name"]): row["seeds"] for row in _stacks()}
     for run in _runs():
         if _mixer(run) in ("gated-delta", "softmax"):
@@ -171,7 +171,7 @@ def _stack(options: str) -> str:
 
 
 def _longer() -> str:
-    """Draw how much the loss changes in windows sixteen times as long as in training."""
+    """Draw the change in loss when windows are 16 times as long as in training."""
     change = {
         mixer: [p["loss_1024"] - p["loss_64"] for p in own]
         for mixer, own in _points("length").by("mixer").items()
@@ -183,7 +183,7 @@ def _longer() -> str:
 
 
 def _carried() -> str:
-    """Draw losses with a state carried through the whole text, and in windows."""
+    """Draw model losses with a carried state and in separate windows."""
     rows = {
         "delta, ELU + 1": {"model": "delta", "map": "linear", "size": "nanogpt"},
         "delta, DPFP": {"model": "delta", "map": "dpfp"},
@@ -202,7 +202,7 @@ def _carried() -> str:
 
 
 def _fla() -> str:
-    """Return the time of flash-linear-attention in multiples of ours, by length."""
+    """Draw the time of flash-linear-attention relative to ours, by sequence length."""
     series: dict[str, dict[str, list[float]]] = {}
     for row in _versions(GPU, "triton", "ms"):
         if row["side"] == "fla":
@@ -219,7 +219,7 @@ def _operation(row: dict) -> str:
 
 
 def _naive() -> str:
-    """Draw time and memory of each operation's naive form, at the longest sequences."""
+    """Draw time and memory of naive relative to efficient forms, at the longest T."""
     rows: dict[str, dict] = {}
     measured = _versions(BENCH, "efficient", "milliseconds", "peak_mib")
     measured.sort(key=lambda r: (r["shape"]["T"], r["side"].startswith("naive")))
@@ -239,7 +239,7 @@ def _naive() -> str:
 
 
 def _others() -> str:
-    """Return the time of peers divided by that of fwlab."""
+    """Draw the time of other libraries relative to fwlab."""
     rows = {}
     for row in _read(PEERS)["peers"]:
         if "ratio" in row:
@@ -252,7 +252,7 @@ def _others() -> str:
 
 
 def _steady() -> str:
-    """Draw microseconds of a step of each layer, by the tokens before it."""
+    """Draw the time of one decoding step of each layer, by number of past tokens."""
     series: dict[str, dict[str, list[float]]] = {}
     for row in _read(BENCH)["decoding"]:
         layer = row["layer"].removeprefix("fast weights, ")
@@ -262,7 +262,7 @@ def _steady() -> str:
     return plots.chart("decoding", title, series, "µs", spec=",.0f", log=log)
 
 
-#: The plots of the pages.
+#: Functions that draw the plots of the pages, by name.
 PLOTS = {
     "losses": lambda: plots.losses(
         {row["name"].split(", ")[-1]: row["seeds"] for row in _mixers()},
@@ -298,7 +298,7 @@ PLOTS = {
 
 
 def _kept(name: str) -> str:
-    """Return a drawing whose command has ended, or takes too long for a build."""
+    """Return a drawing from docs/images, which is not redrawn at each build."""
     svg = (ROOT / "docs" / "images" / f"{name}.svg").read_text("utf-8")
     title = re.search("<title>(.*?)</title>", svg)
     return plots.kept(svg, name, unescape(title[1]) if title else LOOKS)
@@ -308,7 +308,7 @@ def _kept(name: str) -> str:
 
 
 def _of(name: str, spec: str = ".2f", column: str = "loss", **wanted) -> str:
-    """Return the median of an experiment's points."""
+    """Format the median of a column over the selected points of an experiment."""
     return f"{median(_points(name)(**wanted)[column]):{spec}}"
 
 
@@ -320,20 +320,20 @@ def _points(name: str) -> Points:
 
 
 def _read_all(kind: str) -> list[dict]:
-    """Read runs by seed, each with the name of its file."""
+    """Read all result files of a kind in the order of seeds, and add their names."""
     names = (path.stem for path in RESULTS.glob(f"{kind}-*.json"))
-    # Seed 10 comes after seed 9.
+    # Sort by length first, so that seed 10 follows seed 9.
     names = sorted(names, key=lambda name: (len(name), name))
     return [{**_read(name), "file": name} for name in names]
 
 
 def _runs() -> list[dict]:
-    """Return the training runs, by mixer and seed."""
+    """Return the training runs, sorted by mixer and seed."""
     return sorted(_read_all(TRAINING), key=lambda run: [*MIXERS].index(_mixer(run)))
 
 
 def _controls() -> list[dict]:
-    """Return the runs without a memory, as training runs."""
+    """Return the runs of the model without a memory in the format of training runs."""
     points = _points(CONTROLS)(size="nanogpt", mixer="convolution")
     config = {"mixer": NO_MEMORY}
     return [{**p, "config": config, "validation_loss": p["loss"]} for p in points]
@@ -347,7 +347,7 @@ def _read(name: str) -> dict:
     return read_json(RESULTS / f"{name}.json")
 
 
-#: The values that pages may use.
+#: Functions and values that the templates of the pages may use.
 NUMBERS = {"of": _of, "results": _read}
 NUMBERS |= {"mixers": _mixers, "stacks": _stacks, "versions": _versions}
 NUMBERS |= {"runs": _runs, "frozen": _frozen, "origin": _origin}

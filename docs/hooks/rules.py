@@ -1,4 +1,4 @@
-"""Replace `<!-- memory: RULE -->` by the W of a rule, after three tokens.
+"""Replace `<!-- memory: RULE -->` by a rule's fast weights W after three tokens.
 
 Ada is in Rome, Bob is in Lima, then Ada is in Oslo. Bob's key has two channels, of
 which a decay per channel spares the second.
@@ -14,18 +14,18 @@ from fwlab.ops import TABLE
 
 float64 = partial(torch.tensor, dtype=torch.float64)
 MARK = re.compile(r"<!-- memory: (\w+) -->")
-#: The values of Rome, Lima and Oslo; each city has a row of W.
+#: Keys of Ada, Bob and Ada. Each city (Rome, Lima, Oslo) has a row of W.
 KEYS = float64([[1, 0, 0], [0, 0.8, 0.6], [1, 0, 0]])
 DECAY, ONES = float64([0.7, 0.7, 1]).log(), torch.ones(3).double()
 
 
 def on_page_content(html, page, config, files):
-    """Put cards into the finished page: converting Markdown would change a table."""
+    """Insert tables of W into the HTML of a page, since Markdown would change them."""
     return MARK.sub(lambda mark: render("memory.html", W=memory(mark[1])), html)
 
 
 def memory(name: str) -> list[list[float]]:
-    """Return the fast weights of a rule: rows are places, columns are channels."""
+    """Return a rule's fast weights `[cities, channels]` after the three tokens."""
     W, gates = None, {"beta": float64(0.8), "ask": float64(0.5), "log_decay": DECAY}
     gates |= {"erase": ONES, "write": 0.8 * ONES}
     for k, v in zip(KEYS, ONES.diag(), strict=True):
@@ -36,8 +36,8 @@ def memory(name: str) -> list[list[float]]:
 def write(name: str, told: dict[str, torch.Tensor], W: torch.Tensor | None):
     """Return the fast weights after one token of one sequence, for one head.
 
-    - `told`: the arguments of all rules; a decay is one per channel, or the smallest
-      where a rule has one for all. Both steps of a token may have the same.
+    - `told`: arguments for all rules. A rule with one decay for all channels gets the
+      smallest one, and both steps of a token may get the same value.
     """
     rule, given = TABLE[name].rule, {"state": W, "return_state": True}
     if rule.normalized_loop:
@@ -46,7 +46,7 @@ def write(name: str, told: dict[str, torch.Tensor], W: torch.Tensor | None):
         x = told[tensor]
         if tensor == "log_decay":
             if name in ("sum_rule", "gated_rule"):
-                continue  # no decay, as on the page
+                continue  # The page shows these rules without decay.
             x = x if "key" in dims else x.min()
         if x.dim() < len(dims) - 3:
             x = x.expand(2, *x.shape)

@@ -1,4 +1,4 @@
-"""Read the pages for the search, and write its index as one script.
+"""Index the text of all pages, and write the search index as one script.
 
 The theme has the field and shows the results; its own index stays empty.
 `scripts/iframe-worker.js` loads the script when a reader first enters the field;
@@ -16,7 +16,7 @@ from mkdocs.plugins import event_priority
 from packages import MODULES, fetched
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "search.js"
-#: Of several pages that have the same text, the first of these keeps it.
+#: Page order as URL patterns: of equal texts, the search keeps only the first.
 FIRST = (
     r"notebooks/|course\.|exercises\.",
     r"api/",
@@ -25,13 +25,11 @@ FIRST = (
     r"kernels/",
     "",
 )
-#: Shorter texts, such as numbers in a table, may be the same by chance.
+#: Length below which equal texts, such as numbers in tables, are all kept.
 SHORT = 40
-#: Tables whose rows readers look up, by the head of the first column: what a row
-#: is called, from its cells.
+#: Format of row titles in tables with searchable rows, by the first column's header.
 ROWS = {"Eq.": "Eq. {}", "Symbol": "{} · {}"}
-#: Elements to skip: links beside headings, code of the annotated pages, numbers of
-#: lines, and elements without text.
+#: Elements to skip: heading links, annotated code, line numbers, textless elements.
 OUT = (
     ".headerlink, .doc-labels, .mkdocstrings-source, [data-search-exclude], pre a, "
     "button, col, hr, img, input, script, style, wbr"
@@ -41,7 +39,7 @@ INLINE = {
     *("a", "abbr", "b", "code", "del", "em", "i", "kbd", "label", "mark", "q", "s"),
     *("small", "span", "strong", "sub", "sup", "u", "var"),
 }
-#: Many tags without a word to find. No drawing is inside another one.
+#: Drawings have many tags and no text to find. They are never nested.
 DRAWING = re.compile(r"<svg\b.*?</svg>", re.DOTALL)
 FORMULA = re.compile(
     r"\\\((.*?)\\\)|\\\[(.*?)\\\]|\$\$(.*?)\$\$|\$([^$\n]+)\$", re.DOTALL
@@ -54,7 +52,7 @@ def on_pre_build(config):
     sections.clear()
 
 
-@event_priority(-60)  # links between pages are there, and formulas still TeX
+@event_priority(-60)  # Links are resolved by now, and formulas are still TeX.
 def on_env(env, config, files):
     for page in (file.page for file in files.documentation_pages()):
         search = page.meta.setdefault("search", {})
@@ -62,7 +60,7 @@ def on_env(env, config, files):
             whole, *others = read(page.url, page.title, page.content)
             # The navigation may have another name for the page than its heading.
             sections.extend([whole | {"name": page.title}, *others])
-            search["exclude"] = True  # from the plugin's own index
+            search["exclude"] = True  # Keep the plugin's own index empty.
 
 
 def on_post_build(config):
@@ -75,7 +73,7 @@ def on_post_build(config):
 
 
 def once(sections: list[dict]) -> list[dict]:
-    """Return the sections without texts of earlier pages; drop empty sections."""
+    """Remove texts that an earlier page contains, and drop sections without text."""
 
     def rank(section):
         pages = enumerate(FIRST)
@@ -95,7 +93,7 @@ def once(sections: list[dict]) -> list[dict]:
 
 
 def read(url: str, title: str, html: str) -> list[dict]:
-    """Split a page into sections: location, title, and lists of text and of code."""
+    """Split the HTML of a page into sections with location, title, texts and code."""
     page = BeautifulSoup(DRAWING.sub("", html), "html.parser")
     for element in page.select(OUT):
         element.decompose()
@@ -103,10 +101,10 @@ def read(url: str, title: str, html: str) -> list[dict]:
         cell.insert(0, "\t")
     for line in page.find_all("br"):
         line.replace_with(" ")
-    blocks = {id(page): page}  # the block of each element and text
+    blocks = {id(page): page}  # The block element around each node.
     for node in page.descendants:
         around = blocks[id(node.parent)]
-        # A row is one text, whatever is in its cells.
+        # A table row is indexed as one text.
         inside = node.name is None or node.name in INLINE or around.name == "tr"
         blocks[id(node)] = around if inside else node
     sections, rows, head = [_section(url, title)], [], ""
@@ -139,7 +137,7 @@ def read(url: str, title: str, html: str) -> list[dict]:
             section["text"].append(text)
         elif block.name == "tr" and head in ROWS:
             rows.append(_section(place, ROWS[head].format(*cells), text))
-        elif ids:  # a term of the glossary
+        elif ids:  # Elements with these ids are glossary entries.
             rows.append(_section(place, text.split(". ")[0], text))
         else:
             section["text"].append(text)
@@ -151,7 +149,7 @@ def _section(location: str, title: str = "", *text: str) -> dict:
 
 
 def _words(text: NavigableString) -> str:
-    """Return a text in which a formula is no TeX."""
+    """Return the text of a node, with TeX formulas converted to plain text."""
     if text.find_parent("code"):
         return text
     return FORMULA.sub(lambda found: tex.plain(found[found.lastindex]), text)

@@ -1,7 +1,7 @@
 """Render docs/templates: HTML of tables and figures, Markdown of pages.
 
 Templates for HTML (.html) escape inserted values, templates for
-Markdown (.md.jinja) do not. Material itself reads those in theme/, which
+Markdown (.md.jinja) do not. Material reads the templates in theme/, which
 override its own.
 """
 
@@ -20,7 +20,7 @@ TEMPLATES = Environment(
 
 
 def number(value: float | None, spec: str) -> str:
-    """Write a number in Python's format; a dash if it is missing."""
+    """Format a number with a Python format spec, or return a dash for None."""
     return "–" if value is None else format(value, spec)
 
 
@@ -29,5 +29,5 @@ TEMPLATES.filters["typeset"] = lambda text: Markup(tex.typeset(text))
 
 
 def render(template: str, /, **values) -> str:
-    """Fill in a template with values."""
+    """Render a template of docs/templates with the given values."""
     return TEMPLATES.get_template(template).render(values)

@@ -6,26 +6,26 @@ from html import escape
 
 from matplotlib._mathtext_data import tex2uni
 
-#: Characters that differ from those of matplotlib's formulas.
+#: Unicode characters of TeX commands, where they differ from matplotlib's table.
 SYMBOLS = {"cdot": "·", "cdots": "…", "dots": "…", "ge": "≥", "le": "≤", "sim": "~"}
 SYMBOLS |= {"lVert": "‖", "rVert": "‖", "lvert": "|", "rvert": "|", "mid": "|"}
 SYMBOLS |= {"phi": "φ", "prod": "Π", "sum": "Σ", "top": "ᵀ"}
-#: Put behind a letter.
+#: Combining characters, which follow a letter, by TeX command.
 ACCENTS = {"bar": "\u0304", "hat": "\u0302", "tilde": "\u0303", "dot": "\u0307"}
 ACCENTS |= {"overline": "\u0304", "widehat": "\u0302", "widetilde": "\u0303"}
 GROUP = r"\s*(?:\{([^{}]*)\}|(\\[a-zA-Z]+|\w))"
-#: Commands that only change the look of their argument or of the text behind them.
+#: TeX commands that change only the look of their argument or of the text after them.
 LOOK = (
     r"\\(?:text|texttt|textstyle|mathbb|phantom|mathrm|mathbf|mathit|mathsf|mathcal|operatorname|boldsymbol|left|right"
     r"|bigg?|Bigg?|bigl|bigr|Bigl|Bigr|displaystyle|limits|underbrace|color\{\w+\})(?![a-zA-Z])"
 )
 
-#: The symbols that a terminal writes as words.
+#: Symbols that plain-text messages spell as words.
 WORDS = {"beta": "β", "phi": "φ", "nu": "ν", "v_bar": "v̄", "sqrt(": "√("}
 
 
 def typeset(text: str) -> str:
-    """Write words of a terminal as HTML: "beta |k_1|^2" has a β and indices."""
+    """Convert plain-text notation such as "beta |k_1|^2" to HTML with symbols."""
     text = escape(text, quote=False)
     text = re.sub(
         r"\b(?:(?:beta|phi|nu|v_bar)\b|sqrt\()", lambda word: WORDS[word[0]], text
@@ -35,7 +35,7 @@ def typeset(text: str) -> str:
 
 
 def plain(tex: str) -> str:
-    r"""Write a formula in Unicode: `\bar v_t \otimes k` becomes "v̄_t ⊗ k"."""
+    r"""Convert a TeX formula to Unicode: `\bar v_t \otimes k` becomes "v̄_t ⊗ k"."""
     text = re.sub(
         r"\\tag\{[^}]*\}|\\(?:begin|end)\{\w+\*?\}(\{\w+\})?|\\label\{.*?\}", "", tex
     )
@@ -45,7 +45,7 @@ def plain(tex: str) -> str:
     text = re.sub(r"\\([%#_$|])", r"\1", text)
     text = re.sub(r"\}\s+\{", "}{", text)
     before = ""
-    while before != text:  # from the innermost braces to the outermost
+    while before != text:  # Replace nested braces from the inside out.
         before = text
         text = re.sub(rf"\\[td]?frac{GROUP}{GROUP}", _fraction, text)
         text = re.sub(rf"\\sqrt{GROUP}", _root, text)
@@ -88,9 +88,9 @@ def _index(match: re.Match) -> str:
 
 
 def _name(match: re.Match) -> str:
-    """Write a command: a letter stays where it is, an operator stands alone."""
+    """Replace a TeX command by its character, with spaces around an operator."""
     found = _letter(match[1])
-    if found == match[1]:  # a word, such as log
+    if found == match[1]:  # Words such as `log` have no symbol.
         return f" {found} " if match[3] else f" {found}"
     if found == "·" or (unicodedata.category(found[0]) == "Sm" and found not in "√|"):
         return f" {found} "

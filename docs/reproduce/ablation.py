@@ -19,8 +19,8 @@ TITLE = "Positions and attention normalisation for the delta rule"
 SOURCE = "Schlag et al. 2021, Table 3"
 COST = "quick: 2 min of one core; full: 50 min"
 
-#: Variants by (position codes, attention normalisation): name, and validation and
-#: test perplexity per word on WikiText-103 of the medium model.
+#: Variants by (position codes, attention normalisation): name, published perplexities.
+#: The perplexities of medium models on WikiText-103 are for validation and test.
 VARIANTS = {
     (1, 1): ("both", 30.4, 32.1),
     (0, 1): ("normalisation alone", 29.2, 31.2),
@@ -29,9 +29,9 @@ VARIANTS = {
 }
 #: Feature maps: the paper's Delta Network has ELU + 1.
 MAPS = {"linear": "ELU + 1", "dpfp": "DPFP"}
-#: Neither of both, and keys and queries without a normalisation.
+#: Variants with neither positions nor normalisation, not even of keys and queries.
 RAW = {f"{name}, keys not divided": map for map, name in MAPS.items()}
-#: The baselines, in place of a feature map.
+#: Baselines, whose names replace the feature map of a point.
 ROTARY = "softmax, rotary positions"
 BASELINES = text.CONTROLS | {ROTARY: text.ROTARY_SOFTMAX}
 
@@ -39,7 +39,7 @@ BASELINES = text.CONTROLS | {ROTARY: text.ROTARY_SOFTMAX}
 def points(quick: bool) -> list[Point]:
     variants = [(map, *each) for map in MAPS for each in VARIANTS]
     if quick:
-        variants = variants[:4]  # the variants of one map
+        variants = variants[:4]  # The quick version has only one feature map.
     names = ("map", "positions", "normalize")
     settings = [dict(zip(names, x, strict=True)) for x in variants]
     others = [*BASELINES, *([*RAW][:1] if quick else RAW)]
@@ -62,7 +62,7 @@ def mixer(point: Point) -> Mixer:
 
 
 def by_map(points: Points) -> dict[str, dict[str, Numbers]]:
-    """Return the losses of all variants, by name, of each map that has run."""
+    """Return the losses of each feature map that has run, by variant name."""
     return {
         map: {
             name: points(map=map, positions=positions, normalize=normalize)["loss"]
@@ -113,7 +113,7 @@ def draw(points: Points):
                 name: percent_above([log(perplexities[i - 1])], without)
                 for name, *perplexities in VARIANTS.values()
             }
-            theirs |= {name: [] for name in BASELINES}  # not in the paper
+            theirs |= {name: [] for name in BASELINES}  # The paper omits baselines.
             plots.rows(ax, theirs, INK, marker, f"published, {split}")
         ax.set_title(MAPS[map])
     axes[-1].set_xlabel("loss above that with neither, %")

@@ -1,7 +1,7 @@
 """Compare ways to compute AFT with large keys.
 
 The mean of Eq. 2 of Zhai et al. (2021), for a causal sequence, is computed
-in seven ways. The gate plays no part in this, so it is left out.
+in seven ways. The gate does not matter here, so it is left out.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,9 +21,9 @@ COST = "quick and full: a few seconds of one core"
 
 TIME, CHANNELS, TILE = 128, 8, 16
 DTYPES = ("float32", "bfloat16", "float16")
-#: Standard deviation of keys and biases.
+#: Standard deviations of keys and position biases.
 SCALES = (1, 3, 10, 30, 100, 300, 1000)
-#: Values have a standard deviation of 1; an output is wrong from here on.
+#: Absolute error from which an output is wrong. Values have standard deviation 1.
 WRONG_BY = 0.1
 
 
@@ -56,7 +56,7 @@ def tiled(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     seen = w[..., None] > -inf
     scores = k + torch.where(seen, w[..., None], 0)
     tile = torch.arange(len(k)) // TILE
-    near = (tile <= tile[:, None])[..., None]  # the keys of this tile, too
+    near = (tile <= tile[:, None])[..., None]  # Later keys of the same tile count too.
     top = torch.where(near, scores, -inf).amax(1, keepdim=True)
     weights = torch.where(seen, scores - top, -inf).exp()
     return (weights * v).sum(1) / weights.sum(1)
@@ -64,14 +64,14 @@ def tiled(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
 
 def fwlab(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     bias = torch.where(w > -inf, w, 0)
-    gate = torch.zeros_like(k)  # sigmoid(0) is 1/2
+    gate = torch.zeros_like(k)  # sigmoid(0) is 1/2, hence the factor 2 below.
     y = ops.aft_full(gate[None], k[None], v[None], bias)
     assert isinstance(y, Tensor)
     return 2 * y[0]
 
 
-#: Each takes `k` and `v` `[time, channels]` and `w` `[time, time]`, which
-#: is -inf where a row may not see a step.
+#: Functions of `k` and `v` `[time, channels]` and biases `w` `[time, time]`.
+#: Biases are -inf where a row may not see a step.
 WAYS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "no maximum": quotient,
     "epsilon": epsilon,
@@ -116,7 +116,7 @@ def run(point: Point) -> Point:
 
 
 def softmax(k: Tensor, v: Tensor, w: Tensor, seen: Tensor) -> Tensor:
-    """Compute Eq. 2 as a softmax per row."""
+    """Compute the output of AFT without its gate (Eq. 2) by a softmax for each row."""
     scores = torch.where(seen[..., None], k + w[..., None], -inf)
     return (scores.softmax(1) * v).sum(1)
 

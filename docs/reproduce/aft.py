@@ -34,31 +34,30 @@ TITLE = "AFT against a transformer of equal size"
 SOURCE = "Zhai et al. 2021, Tables 1 to 6"
 COST = "quick: 4 min of one core; full: 100 min"
 
-#: Rows and columns of an image; a pixel is a grey from 0 to 16.
+#: Rows and columns of an image, and its number of grey levels.
 SIDE, GREYS = 8, 17
 PIXELS = SIDE * SIDE
-#: Window of AFT-local and AFT-conv, and d' of factorised biases (Eq. 7).
+#: Window of AFT-local and AFT-conv, and rank d' of factorised biases (Eq. 7).
 WINDOW, FACTOR = 32, 16
 HEADS = 4
 #: Tokens per optimiser step.
 TOKENS = 1024
-#: Optimiser steps between evaluations; training ends after this many of
-#: them without a better one.
+#: Optimiser steps between evaluations, and maximum evaluations without improvement.
 EVERY, PATIENCE = 100, 5
-#: Sequences and width of the single layer that is measured.
+#: Batch size and width of the single layer that is measured.
 BATCH, WIDTH = 4, 128
 SOFTMAX, DENSE, ROTARY = "softmax", "softmax, dense", "softmax, rotary"
-#: The text, as in `load`.
+#: Name of the training text, for `load`.
 CORPUS = "shakespeare"
-#: Lengths of texts; all layers are compared at the last one.
+#: Sequence lengths of texts. All layers are compared at the last length.
 LENGTHS = (64, 128, 256, 512)
 
 
 class AFTConvImage(AFTConv):
-    """Compute AFT-conv for the pixels of an image, one after the other.
+    """Apply causal AFT-conv to the pixels of an image in raster order.
 
     Biases depend on the rows and columns between two pixels. A token is
-    the pixel before the one that it predicts; the start token counts as
+    the pixel before the one that it predicts. The start token counts as
     the last pixel of a row above the image. `layers.AFTConv2d` is not
     causal.
     """
@@ -70,7 +69,7 @@ class AFTConvImage(AFTConv):
         super().__init__(d_model, heads, window=(SIDE + 1) * self.columns)
         predicted = torch.arange(PIXELS)[:, None]
         seen = torch.arange(PIXELS) - 1
-        # Later rows are not seen, so their entry does not matter.
+        # Later rows are masked, so their entries do not matter.
         up = (predicted // SIDE - seen // SIDE).clamp(min=0)
         across = predicted % SIDE - seen % SIDE + SIDE - 1
         self.register_buffer("entry", up * self.columns + across, persistent=False)
@@ -87,13 +86,13 @@ class AFTConvImage(AFTConv):
 
 
 class Dense(SoftmaxAttention):
-    """Compute softmax attention with the matrix of all pairs of steps."""
+    """Compute softmax attention with the full matrix of scores."""
 
     def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
         return super().forward(x, implementation="naive")
 
 
-#: The layers, of a width and a length.
+#: Functions that build each layer from its width `d` and sequence length `T`.
 LAYERS: dict[str, Callable[[int, int], nn.Module]] = {
     SOFTMAX: lambda d, T: SoftmaxAttention(d, HEADS),
     "aft-simple": lambda d, T: AFTSimple(d),
@@ -106,10 +105,10 @@ LAYERS: dict[str, Callable[[int, int], nn.Module]] = {
     CONVOLVED: lambda d, T: ConvolvedAttention(d, HEADS),
     CONVOLUTION: lambda d, T: ConvolutionAlone(d, HEADS, ELU1(), "sum", conv_size=4),
 }
-#: Windows of AFT-local, and no biases at all, as in Table 5.
+#: Names of AFT-local by window size, and of the layer without biases (Table 5).
 WINDOWS = {s: f"aft-local, {s}" for s in (1, 2, 4, 8, 32, 64, 128)}
 NO_WINDOW = {0: "aft-simple"}
-#: A bias for every pair instead of factors, as in Table 3.
+#: Name of AFT-full with one bias per pair of positions, not factors (Table 3).
 WHOLE = "aft-full, whole"
 
 
@@ -121,9 +120,9 @@ ABLATED: dict[str, Callable[[int, int], nn.Module]] = {
     WHOLE: lambda d, T: AFTFull(d, T),
     **{name: local(window) for window, name in WINDOWS.items()},
 }
-#: Layers that need no table of positions, all only on text.
+#: Layers without position embeddings, which are trained only on text.
 WITHOUT_POSITIONS = (ROTARY, CONVOLVED, CONVOLUTION)
-#: Layers that are trained on images, and that are measured as single layers.
+#: Layers by use: trained on images, measured as single layers, trained on text.
 OF_IMAGES = [name for name in LAYERS if name not in (DENSE, *WITHOUT_POSITIONS)]
 OF_LENGTHS = [name for name in OF_IMAGES if name != "aft-conv-2d"] + [DENSE]
 OF_TEXT = [name for name in LAYERS if name not in (DENSE, "aft-conv-2d")]
@@ -141,7 +140,7 @@ def points(quick: bool) -> list[Point]:
     images = [("digits", name, PIXELS, *model) for name in OF_IMAGES]
     whole = [] if quick else [("digits", WHOLE, PIXELS, *model)]
     windows = [
-        # At the rate at which AFT-local learns text best, see rates.md.
+        # The learning rate at which AFT-local learns text best, see rates.md.
         ("windows", name, 128, *model[:2], 800, 3e-2)
         for name in (NO_WINDOW | WINDOWS).values()
         if not quick
@@ -150,12 +149,12 @@ def points(quick: bool) -> list[Point]:
         ("text", name, T, *model)
         for T in LENGTHS
         for name in OF_TEXT
-        # A few seconds teach no text.
+        # The quick version is too short to learn text.
         if not quick and (name == "aft-local" or LENGTHS[-1] == T)
     ]
     names = ("task", "mixer", "T", "d_model", "layers", "budget", "lr")
     return [
-        # The quick version reads no text, and does not have this setting.
+        # The quick version trains on no text, so its points have no `corpus`.
         dict(zip(names, each, strict=True), seed=seed)
         | ({} if quick else {"corpus": CORPUS if task in (texts, windows) else ""})
         for task in (alone, images, texts, whole, windows)
@@ -184,7 +183,7 @@ def run(point: Point) -> Point:
 
 
 def measure(mixer: str, T: int, d_model: int) -> Point:
-    """Run both passes of one layer, and measure memory and time.
+    """Measure memory and time of a forward and backward pass of one layer.
 
     Time is measured in turns with PyTorch's softmax attention (`fused`),
     so that other work on the machine slows down both.
@@ -198,7 +197,7 @@ def measure(mixer: str, T: int, d_model: int) -> Point:
 
 
 def passes(mixer: str, T: int, d_model: int) -> Callable[[], object]:
-    """Return a forward and a backward pass of one layer."""
+    """Return a function that runs a forward and a backward pass of one layer."""
     layer = LAYERS[mixer](d_model, T)
     x = torch.randn(BATCH, T, d_model, requires_grad=True)
     inputs, dy = [x, *layer.parameters()], torch.randn(BATCH, T, d_model)
@@ -209,12 +208,12 @@ def passes(mixer: str, T: int, d_model: int) -> Callable[[], object]:
 
 
 class Data(NamedTuple):
-    """Hold token sequences, `[count, T + 1]`, whose last token is only a target.
+    """Hold token sequences `[count, T + 1]` whose last token is only a target.
 
-    - `symbols`: number of different tokens.
-    - `draw`: training sequences, this many.
-    - `seen`: some of the training sequences, to evaluate.
-    - `check`, `test`: sequences to choose when training ends, and others.
+    - `symbols`: number of distinct tokens.
+    - `draw`: a function that draws this many training sequences.
+    - `seen`: a part of the training sequences, for evaluation.
+    - `check`, `test`: sequences for early stopping, and for the final evaluation.
     """
 
     symbols: int
@@ -226,11 +225,11 @@ class Data(NamedTuple):
 
 @cache
 def digits() -> Data:
-    """Return scikit-learn's digits row by row, after a start token.
+    """Return scikit-learn's digits as sequences of pixels after a start token.
 
     The split into 1297, 200 and 300 images is the same for all seeds.
     """
-    from sklearn.datasets import load_digits  # pip install "fwlab[reproduce]"
+    from sklearn.datasets import load_digits  # Needs fwlab[reproduce].
 
     images = torch.from_numpy(load_digits().images).long().flatten(1)
     mixed = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
@@ -245,7 +244,7 @@ def digits() -> Data:
 
 @cache
 def characters() -> tuple[int, Tensor, str]:
-    """Return the number of different characters, the text, and its SHA-256."""
+    """Return the vocabulary size, the encoded text, and the SHA-256 of the text."""
     content = load(CORPUS)
     vocabulary = Characters(content)
     digest = sha256(content.encode()).hexdigest()
@@ -253,14 +252,14 @@ def characters() -> tuple[int, Tensor, str]:
 
 
 def text(T: int) -> Data:
-    """Return windows of a text: 90 % to train, 5 % to check, 5 % to test."""
+    """Return windows of `T` characters: 90 % to train, 5 % to check, 5 % to test."""
     symbols, tokens, _ = characters()
     part = len(tokens) // 20
     train, check, test = tokens.split([len(tokens) - 2 * part, part, part])
     window = torch.arange(T + 1)
 
     def cut(tokens: Tensor) -> Tensor:
-        """Cut windows side by side: as many tokens for every T."""
+        """Cut 16,384 tokens into adjacent windows."""
         return tokens[torch.arange(16384 // T)[:, None] * T + window]
 
     def draw(count: int) -> Tensor:
@@ -270,7 +269,7 @@ def text(T: int) -> Data:
 
 
 def build(mixer: str, symbols: int, T: int, d_model: int, layers: int) -> LanguageModel:
-    """Build a model with this layer, and as many parameters as all others.
+    """Build a language model with one kind of layer, at an equal number of parameters.
 
     Layers with fewer biases have wider MLPs. All models have learned
     positions, as in the paper, except `WITHOUT_POSITIONS`, and the
@@ -293,7 +292,7 @@ def build(mixer: str, symbols: int, T: int, d_model: int, layers: int) -> Langua
 
 
 def bits(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Return the mean loss in bits per token."""
+    """Return the mean cross-entropy of `tokens` in bits per token."""
     logits = model(tokens[:, :-1])
     loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
     return loss / log(2)
@@ -301,18 +300,18 @@ def bits(model: nn.Module, tokens: Tensor) -> Tensor:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, tokens: Tensor) -> float:
-    """Return the `bits` of many sequences, a few at a time."""
+    """Return the mean loss in bits per token of many sequences, in small batches."""
     parts = tokens.split(max(1, TOKENS // tokens.shape[1]))
     return sum(bits(model, part).item() * len(part) for part in parts) / len(tokens)
 
 
 def train(model: nn.Module, data: Data, budget: int, lr: float) -> Point:
-    """Train until the loss of `check` no longer falls.
+    """Train until the loss on `data.check` no longer falls.
 
     - `budget`: maximum number of optimiser steps; `lr`: learning rate.
-    - Returns the results where that loss was lowest: bits per token
-      of `test` (`loss`) and of `seen` (`train`), and the optimiser step; and
-      pairs of a step and the loss of `check`, at most 20.
+    - Returns the results at the lowest such loss: bits per token of `test`
+      (`loss`) and of `seen` (`train`), and the optimiser step; and at most 20
+      pairs of a step and the loss on `check`.
     """
     best, reached, weights = inf, 0, model.state_dict()
 
@@ -352,18 +351,17 @@ def setup(point: Point) -> Point:
     }
 
 
-# --- What came out ------------------------------------------------------
+# --- Claims and figures -------------------------------------------------
 
-#: Bits per sub-pixel of CIFAR-10 (Table 2) and per character of enwik8
-#: (Table 4), test, and the memory of training on CIFAR-10 in GB (Table 2); 24
-#: layers of width 256.
+#: Published results of models with 24 layers of width 256 (Tables 2 and 4).
+#: Test losses are in bits per sub-pixel of CIFAR-10 and per character of enwik8.
+#: The last row has the GB of memory for training on CIFAR-10.
 PUBLISHED = {
     "digits": {"softmax": 2.86, "aft-local": 2.74, "aft-simple": 2.89},
     "text": {"softmax": 1.130, "aft-local": 1.154, "aft-simple": 1.209},
     "layer": {DENSE: 30.4, "aft-local": 12.8, "aft-simple": 9.5},
 }
-#: The comparison in each task: its name in claims, a column, the format of numbers,
-#: the table, and how our protocol differs.
+#: For each task: name in claims, column, format, table, difference of our protocol.
 TASKS = {
     "digits": ("digits", "loss", ".3f", "Table 2", "8 × 8 pixels, small models"),
     "text": (
@@ -372,11 +370,11 @@ TASKS = {
     ),
     "layer": ("memory of one layer", "mib", ".1f", "GB, Table 2", "one layer"),
 }
-#: As in text.py, but in bits, of the last twentieth.
+#: The trivial losses of text.py, in bits, for the last twentieth of the text.
 TRIVIAL = {"text": 0.95 * 3.60}
-#: Layers that are in no table, which claims of ours compare with two that are.
+#: Layers that the paper lacks. Our own claims compare each with two of its layers.
 OURS = {"digits": ["aft-conv-2d"], "text": [*WITHOUT_POSITIONS], "layer": []}
-#: The name and the look of each layer.
+#: Name, colour, marker and line style of each layer in figures.
 LOOKS = {
     SOFTMAX: ("transformer", OTHER, "D", "-"),
     DENSE: ("dense softmax", OTHER, "d", ":"),
@@ -390,7 +388,7 @@ LOOKS = {
     CONVOLUTION: (CONVOLUTION, TRAINED, "P", ""),
 }
 NAMES = {name: title for name, (title, *_) in LOOKS.items()}
-#: The names of single layers that are measured.
+#: Names of the layers in measurements of one layer.
 ALONE = {**NAMES, SOFTMAX: "fused softmax"}
 
 
@@ -403,7 +401,7 @@ def claims(points: Points) -> Iterator[Claim]:
     }
     for task, (what, y, spec, table, protocol) in TASKS.items():
         known, some = PUBLISHED[task], compared[task]
-        # Every ordering of a published table, and ours.
+        # Claims cover every ordering of a published table, and our own comparisons.
         pairs = [*combinations(sorted(known, key=known.__getitem__), 2)]
         pairs += [(own, high) for own in OURS[task] for high in (SOFTMAX, "aft-local")]
         for low, high in pairs:
@@ -432,7 +430,7 @@ def claims(points: Points) -> Iterator[Claim]:
 
 
 def ablations(points: Points) -> Iterator[Claim]:
-    """Claim results of Tables 3 and 5 on biases: few factors, and a window of 32."""
+    """Yield the claims of Tables 3 and 5 on factors and windows of position biases."""
     yield order(
         "digits: biases of 16 factors below whole ones, AFT-full",
         [points(task="digits", mixer=name)["loss"] for name in ("aft-full", WHOLE)],
@@ -462,7 +460,7 @@ def ablations(points: Points) -> Iterator[Claim]:
 
 
 def memory(name: str, points: Points) -> Claim:
-    """Claim how memory grows where T doubles, at the greatest T."""
+    """Return a claim on how memory grows from T / 2 to T, for the largest T."""
     text = f"one layer, {ALONE[name]}: memory grows with T"
     source = "" if name == SOFTMAX else "Td (Table 1)"
     if name == DENSE:
@@ -476,7 +474,7 @@ def memory(name: str, points: Points) -> Claim:
     growth = mib[T] / mib[T // 2]
     found = f"× {growth:.2f} where T doubles, up to {T}"
     if name == "aft-full":
-        # The biases and their gradient do not count, as in Table 1.
+        # Table 1 does not count the biases and their gradient.
         rest = {n: mib[n] - 2 * 4 * n * n / 2**20 for n in (T, T // 2)}
         growth = rest[T] / rest[T // 2]
         found = f"× {growth:.2f}; with biases {found}"
@@ -531,7 +529,7 @@ def draw(points: Points) -> Figure:
 
 
 def difference(ax: Axes, points: Points) -> None:
-    """Draw bits per pixel minus the transformer's median, ours and published."""
+    """Draw bits per pixel minus the transformer's, for our and published results."""
     zero = plots.medians(points, "mixer", "loss").get(SOFTMAX)
     known, names = PUBLISHED["digits"], [NAMES[name] for name in OF_IMAGES]
     for row, name in enumerate(OF_IMAGES):

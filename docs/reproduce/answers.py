@@ -19,7 +19,7 @@ from fwlab.layers import FastWeightAttention
 from fwlab.models import LanguageModel
 from fwlab.plots import SERIES
 
-#: The label of a token without an answer.
+#: The label of tokens without an answer, which the loss ignores.
 UNASKED = -100
 #: Tokens, and the answer after each, both `[batch, time]`.
 Batch = tuple[Tensor, Tensor]
@@ -27,13 +27,13 @@ WIDTH = 32
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Return the mean cross-entropy of all answers of a batch."""
+    """Return the mean cross-entropy of all answers in a batch."""
     tokens, answers = batch
     return F.cross_entropy(model(tokens).flatten(0, 1), answers.flatten())
 
 
 def recall_error(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    """Return half of the squared distance of a memory's answers to the last values."""
+    """Return half the squared error of the values that a memory retrieves."""
     keys, values, last = batch
     return squared(model(keys, values).flatten(0, 1), last.flatten())
 
@@ -42,10 +42,10 @@ def recall_error(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tens
 def right(
     model: nn.Module, tokens: Tensor, answers: Tensor, among: int | None = None
 ) -> Tensor:
-    """Judge for every question, in order, whether the best answer is right.
+    """Return 1 for each question whose most likely answer is right, else 0.
 
-    - `among`: the answer is one of this many tokens, the first; None = any token.
-    - Returns 1 or 0 for each, `[questions]`, in float64.
+    - `among`: consider only the first `among` tokens as answers; None = all tokens.
+    - Returns `[questions]` in float64, in the order of the questions.
     """
     asked = answers != UNASKED
     given = model(tokens)[asked][:, :among].argmax(-1)
@@ -53,22 +53,22 @@ def right(
 
 
 def scaled(share: float, answers: int) -> float:
-    """Scale a share of right answers: 0 is chance, 1 is perfect."""
+    """Rescale an accuracy so that 0 is chance level and 1 is perfect."""
     return round((share - 1 / answers) / (1 - 1 / answers), 4)
 
 
 def growing(step: int, budget: int, last: int, first: int = 2) -> int:
-    """Return the size of a step: short sequences are soon learned, and help.
+    """Return the sequence length of a training step, which grows during training.
 
-    It grows from `first` to `last`, which it reaches before half of the budget.
+    Short sequences help. The length grows from `first` to `last` in half the budget.
     """
     return min(last, first + 2 * last * step // budget)
 
 
 def columns(ax: Axes, rows: Mapping[str, Points], labels: Mapping[str, str]) -> None:
-    """Draw columns of points as marks, with a row for each group of points.
+    """Draw columns of points as marks, with one row per group of points.
 
-    - `rows`, `labels`: the groups by name, and the names of the columns in a legend.
+    - `rows`, `labels`: the groups by name, and the legend label of each column.
     """
     for (name, label), color, marker in zip(labels.items(), SERIES, "^o", strict=False):
         numbers = {row: own[name] for row, own in rows.items()}
@@ -76,22 +76,22 @@ def columns(ax: Axes, rows: Mapping[str, Points], labels: Mapping[str, str]) -> 
 
 
 def enlarge(model: nn.Module) -> None:
-    """Draw larger weights than a language model has, whose own suit larger widths."""
+    """Draw new linear and embedding weights with standard deviation width ** -0.5."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=module.weight.shape[-1] ** -0.5)
 
 
 class Recaller(LanguageModel):
-    """Build a language model whose embeddings contain the token before, too.
+    """Build a language model that adds the previous token's embedding to each token.
 
     A value then arrives together with its key, as after the short
-    convolution of today's models: no mixer has to find out which key came
-    before a value. It takes whole sequences, without `prefill` or `step`.
+    convolution of today's models: no mixer has to find out which key
+    came before a value. The model takes whole sequences, without `prefill` or `step`.
 
     - `mixer`, `vocabulary`, `layers`, `heads`, `max_len`, `options`: as for
       `LanguageModel`.
-    - `features`: "own" for those of the mixer, or "dpfp-1" instead.
+    - `features`: "own" for the feature map of the mixer, or "dpfp-1" instead.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Recaller(LanguageModel):
         for block in self.blocks:
             own = block.mixer
             block.mixer = FastWeightAttention(WIDTH, heads, DPFP(nu=1), own.rule)
-            block.mixer.load_state_dict(own.state_dict())  # features have no weights
+            block.mixer.load_state_dict(own.state_dict())  # Maps have no weights.
 
     def forward(self, tokens: Tensor) -> Tensor:
         before = F.pad(self.before(tokens[:, :-1]), (0, 0, 1, 0))

@@ -25,20 +25,20 @@ TITLE = "A law that predicts what a memory returns"
 SOURCE = "ours"
 COST = "quick: 1 min of one core; full: 9 min"
 
-#: The settings of a point, drawn at random: keys, map, width of a key, share of rank of
-#: values, decay per step, and writes of each key.
+#: Settings of random points: number of keys, feature map, width of keys.
+#: Below are the rank of values / S, the decay per step, and the writes of each key.
 KEYS, MAPS, WIDTHS = (24, 32, 48, 64), ("linear", "dpfp-1"), (8, 12, 16, 24, 32)
 RANKS, DECAYS, WRITES = (0.25, 0.5, 0.75, 1.0), (1.0, 0.99, 0.97, 0.95, 0.9), (1, 2, 3)
-#: Bounds of the predicted loss: 0 = all is retrieved, 0.5 = nothing is.
+#: Bounds of the predicted loss. A loss of 0 is perfect retrieval, 0.5 is none.
 LOW, HIGH = 0.05, 0.45
 COUNT = {True: 20, False: 200}
 BATCH, TEST, STEPS, LR = 32, 500, 800, 2e-2
-#: The law fails if the median error is above this.
+#: Largest median error with which the law holds.
 NEAR = 0.02
 
 
 def points(quick: bool) -> list[Point]:
-    """Draw different points; the first ones are the quick version."""
+    """Draw distinct random points. The first ones form the quick version."""
     chance, found = random.Random(0), []
     while len(found) < COUNT[quick]:
         S = chance.choice(KEYS)
@@ -57,18 +57,18 @@ def points(quick: bool) -> list[Point]:
 
 
 def predicted(point: Point) -> float:
-    r"""Return the loss of the law.
+    r"""Return the loss that the law predicts for a point.
 
-    - Features: of $S$ keys, `d_dot` directions can be kept apart.
-    - Values: the outputs lie in a space of this many dimensions.
-    - Time: a write of age $a$ is left with $\gamma^a$. The last write of a key counts,
+    - Features: at most `d_dot` of $S$ keys can be mutually orthogonal.
+    - Values: the outputs lie in a space of `rank` dimensions.
+    - Time: a write of age $a$ decays to $\gamma^a$. The last write of a key counts,
       $n$ writes are returned, and the best factor for all of them leaves
       $(\mathbb E \gamma^{a_\mathrm{last}})^2 / (n\, \mathbb E \gamma^{2a})$.
     """
     S, n, decay = point["S"], point["writes"], point["decay"]
     features = min(1, (d_dot(point["map"], point["d_key"]) or S) / S)
     values = point["rank"] / S
-    # The writes of a key are at n of n S places in random order; the last is the youngest.
+    # Each key has n of the n S writes, at random times. Its last write is its youngest.
     ages = range(n * S)
     youngest = [(1 - a / (n * S)) ** (n - 1) * n / (n * S) for a in ages]
     last = sum(p * decay**a for p, a in zip(youngest, ages, strict=True)) / sum(
@@ -79,7 +79,7 @@ def predicted(point: Point) -> float:
 
 
 class Memory(nn.Module):
-    """Add pairs to a memory, with learned keys and fixed directions for values.
+    """Add pairs to a memory with learned keys and queries and fixed value directions.
 
     - `point`: the settings.
     """
@@ -93,10 +93,10 @@ class Memory(nn.Module):
         )
         self.scale = nn.Parameter(torch.tensor(1 / (self.phi.width(width))))
         Q = torch.linalg.qr(torch.randn(S, point["rank"])).Q
-        self.register_buffer("values", Q @ Q.mT)  # the directions that can be returned
+        self.register_buffer("values", Q @ Q.mT)  # Projects on the value subspace.
 
     def forward(self, keys: Tensor, values: Tensor) -> Tensor:
-        """Return answers `[batch, S, S]` for keys and values `[batch, writes]`."""
+        """Return retrieved values `[batch, S, S]` for sequences `[batch, writes]`."""
         k, q = self.phi(self.keys), self.phi(self.queries)
         match = F.embedding(keys, (q @ k.mT).mT).mT * self.scale  # [batch, S, writes]
         age = torch.arange(keys.shape[1]).flip(0)
@@ -106,7 +106,7 @@ class Memory(nn.Module):
 
 
 def draw_pairs(count: int, S: int, writes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw sequences in which each key is written so often, with random values.
+    """Draw sequences that write each key `writes` times, with random values.
 
     - Returns keys and values `[count, writes * S]`, and the last value of each key.
     """
@@ -129,7 +129,7 @@ setup = SETUP | {"batch": BATCH, "steps": STEPS, "lr": LR}
 
 
 def claims(points: Points):
-    """Judge the predictions, all written down before the runs."""
+    """Yield claims on the predictions, which were all fixed before the runs."""
     off = [abs(p["loss"] - p["predicted"]) for p in points]
     whole = len(points) in COUNT.values()
     yield Claim(

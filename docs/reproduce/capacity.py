@@ -20,8 +20,8 @@ TITLE = "How many pairs fast weights can hold"
 SOURCE = "Schlag et al. 2021, setting 1, Fig. 2"
 COST = "quick: 3 min of one core; full: 2.2 hours"
 
-#: Sizes of the full version; at 320, the authors' evaluation, of 200 keys, differs
-#: most from ours. FAVOR+ fails for another reason than its number of features.
+#: Numbers of keys in the full version. At 320, the authors' evaluation differs most.
+#: FAVOR+ does not fail for lack of features, so it runs only with the sizes of `FEW`.
 SIZES = (*range(20, 201, 20), 240, 280, 340, 380, 500)
 FEW = (20, 60, 100, 200)
 ROWS: tuple[tuple[Any, ...], ...] = (
@@ -32,7 +32,7 @@ ROWS: tuple[tuple[Any, ...], ...] = (
     ("favor-64", "FAVOR+, m = 64", WRONG, FEW),
     ("favor-128", "FAVOR+, m = 128", WRONG, FEW),
     ("favor-512", "FAVOR+, m = 512", WRONG, FEW),
-    # Some of its later losses are below 0.001 again.
+    # Some later losses of softmax attention are below 0.001 again.
     ("softmax", "softmax attention", OTHER, SIZES, (340, inf), (32, 96)),
 )
 SETTING = Setting(
@@ -46,30 +46,30 @@ SETTING = Setting(
     d_key=16,
     budget=1500,
 )
-#: Maps whose capacity is their number of features, and FAVOR+.
+#: Series whose capacity is their number of features, and series of FAVOR+.
 MAPS, PERFORMERS = SETTING.series[:4], SETTING.series[4:7]
-#: From here on every published loss with FAVOR+ is 0.500, to three digits.
+#: Number of keys from which every published loss with FAVOR+ rounds to 0.500.
 STUCK = 100
-#: The number of published losses below the law, of all beyond capacity, at the
-#: 30 sizes of the authors' logs, of which `FIGURE_2` has 20.
+#: Number of published losses below the law, among the losses beyond capacity.
+#: The authors' logs have 30 sizes, and `FIGURE_2` has 20 of these sizes.
 BELOW = "24 of 75 (logs of Fig. 2)"
-#: Marker and line of the points of each protocol.
+#: Marker and line style of each evaluation protocol.
 ASKED: dict[str, tuple[str, Any]] = {ALL: ("o", "-"), ONE: ("^", ":")}
 
 
 def claims(points: Points):
     quick = narrow(points)
     if len(points) < len(SETTING.points(quick)):
-        return  # claims are about all sizes
+        return  # The claims need all sizes.
     beyond = Points(p for p in points if SETTING.load(**p) > 1.1)
     yield from SETTING.edges(points)
-    # The more features, the lower the loss.
+    # Claim that more features give a lower loss.
     S, maps = (96, MAPS[:0:-1]) if quick else (380, MAPS[::-1])
     where = "at S = 380 (Fig. 2)"
     yield ordered(f"S = {S}: {{}}", points(S=S, ask=ALL), maps, 380, where)
     if not quick:
-        # As published, three layers of equal loss differ by 0.02 (DPFP-2, S = 320): a
-        # tolerance of less than twice that would depend on chance.
+        # Three published layers of equal loss differ by 0.02 (DPFP-2, S = 320).
+        # A tolerance of less than twice that would depend on chance.
         for s in MAPS:
             own, label = s.of(beyond, ask=ALL), f"{s.label}, beyond capacity"
             yield near(label, own, s.published, "loss_published")
@@ -79,7 +79,7 @@ def claims(points: Points):
 
 
 def stuck(points: Points):
-    """Claim the published results of FAVOR+: 0.5 from S = 100 on, the order before."""
+    """Yield the published claims on FAVOR+, such as a loss of 0.5 from S = 100 on."""
     for s in PERFORMERS:
         own = Points(p for p in s.of(points, ask=ONE) if p["S"] >= STUCK)
         theirs = {f"{loss:.4f}" for S, loss in s.published.items() if S >= STUCK}
@@ -96,14 +96,14 @@ def stuck(points: Points):
 
 
 def bound(beyond: Points):
-    """Return the smallest loss over all keys of any memory with these features."""
+    """Yield claims that compare losses beyond capacity with the law's lower bound."""
     off, below = {}, []
     for some in beyond.by("map", "ask", "S").values():
         p, s = some[0], SETTING.series_of(some[0])
         label = f"{s.label}, {p['ask']}, S = {p['S']}"
         smallest = law(p["S"], d_dot(p["map"], p["d_key"]))
         off[label] = [x - smallest for x in some["loss"]]
-        # Each published size counts once.
+        # Count each published size once.
         if p["ask"] == ALL and p["S"] in s.published:
             below += [x < smallest for x in some(seed=1)["loss_published"]]
     lowest = {label: [min(losses)] for label, losses in off.items()}

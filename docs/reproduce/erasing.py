@@ -1,4 +1,4 @@
-r"""Measure what an error-correcting write buys.
+r"""Measure how much an error-correcting write improves on adding.
 
 The delta rule removes what its memory returns for a key before it writes. Its gain over
 adding is a share of decay, which any removal of the same strength brings, and a share of
@@ -34,7 +34,7 @@ TITLE = "What an error-correcting write buys"
 SOURCE = "ours"
 COST = "quick: 10 min of one core; full: 5 hours"
 
-#: The directions erased before a write, with a strength that depends on the own key.
+#: Names of the directions that are erased before a write.
 NONE, FADE, FIXED, OTHERS = (
     "nothing",
     "everything",
@@ -43,22 +43,22 @@ NONE, FADE, FIXED, OTHERS = (
 )
 PREVIOUS, CENTRED, OWN = "the previous key", "the key without its mean", "the key"
 ERASED = (NONE, FADE, FIXED, OTHERS, PREVIOUS, CENTRED, OWN)
-#: Feature maps, and what divides keys and queries.
+#: Feature map, and normalisation of keys and queries, by name.
 MAPS = {
     "ELU + 1": (ELU1(), sum_normalize),
     "DPFP": (DPFP(nu=1), sum_normalize),
     "unit keys": (Identity(), l2_normalize),
 }
-#: Tasks: pairs of which a share of the keys returns with a new value, and texts.
+#: Tasks: pairs, where this share of the keys returns with a new value, and texts.
 RETURNS = {"pairs, 0": 0.0, "pairs, 0.1": 0.1, "pairs, 0.3": 0.3, "pairs, 1": 1.0}
 TEXTS = {"Shakespeare": "shakespeare", "source code": "python"}
 RATES = {"pairs": (1e-2, 3e-2, 1e-1), "text": (4e-3, 1e-2, 2.5e-2)}
 STEPS = {"pairs": 400, "text": 1000}
 SEEDS = (1, 2, 3, 4, 5)
-#: Directions that hypotheses compare. On text with ELU + 1, all rates have three seeds.
+#: Directions in the hypotheses. All rates have three seeds on text with ELU + 1.
 COMPARED = (NONE, FIXED, OWN)
-#: The rate that seed 1 has chosen on a text (three seeds of `COMPARED` with ELU + 1), in
-#: the order of `ERASED`: every seed runs at it.
+#: Learning rates with the lowest loss of seed 1, in the order of `ERASED`.
+#: `COMPARED` with ELU + 1 has three seeds to choose from. All seeds run at these rates.
 CHOSEN = {
     ("Shakespeare", "ELU + 1"): (1e-2, 1e-2, 1e-2, 2.5e-2, 2.5e-2, 1e-2, 2.5e-2),
     ("Shakespeare", "DPFP"): (4e-3, 1e-2, 2.5e-2, 1e-2, 2.5e-2, 4e-3, 1e-2),
@@ -67,9 +67,9 @@ CHOSEN = {
     ("source code", "DPFP"): (4e-3, 2.5e-2, 1e-2, 2.5e-2, 4e-3, 4e-3, 1e-2),
     ("source code", "unit keys"): (4e-3, 1e-2, 4e-3, 1e-2, 1e-2, 1e-2, 1e-2),
 }
-#: Keys and values, sequences of a step and of a test, and the width of a key.
+#: Number of keys and of values, batch sizes in training and test, and key width.
 PAIRS, BATCH, TEST, WIDTH = 16, 32, 2000, 32
-#: The sizes of the language models.
+#: Sizes of the language models, length of windows, and windows per optimiser step.
 LAYERS, HEADS, D_MODEL, WINDOW, WINDOWS = 2, 4, 64, 64, 8
 
 
@@ -89,7 +89,7 @@ def points(quick: bool) -> list[Point]:
 
 
 def rates(task: str, name: str, erased: str, seed: int) -> tuple[float, ...]:
-    """Return all rates of a task, or the one that the first seeds have chosen."""
+    """Return all learning rates of a task, or the rate chosen with the first seeds."""
     three = name == "ELU + 1" and erased in COMPARED
     if task in RETURNS or seed <= (3 if three else 1):
         return RATES[kind(task)]
@@ -110,10 +110,10 @@ def run(point: Point) -> Point:
 
 
 class Erasing(nn.Module):
-    """Compute the layer of the delta rule, but erase another direction.
+    """Apply a delta rule layer that erases the direction `erased` before each write.
 
-    - `d_model`, `heads`, `width`: of the inputs; number and width of heads.
-    - `name`, `erased`: of `MAPS`, and of `ERASED`.
+    - `d_model`, `heads`, `width`: width of the inputs, number and width of heads.
+    - `name`, `erased`: one of `MAPS`, and one of `ERASED`.
     """
 
     def __init__(self, d_model: int, heads: int, width: int, name: str, erased: str):
@@ -128,7 +128,7 @@ class Erasing(nn.Module):
         self.register_buffer("mean", torch.zeros(heads, 1, self.phi.width(width)))
 
     def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
-        """Mix `x` `[batch, time, d_model]` along time; the same shape."""
+        """Mix `x` `[batch, time, d_model]` along time, and return the same shape."""
         q, k = (
             self.normalize(self.phi(self._split(f(x)))) for f in (self.to_q, self.to_k)
         )
@@ -140,13 +140,13 @@ class Erasing(nn.Module):
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
     def remember(self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
-        """Read with each query after the write of its step.
+        """Return the value that each query retrieves after the write of its step.
 
-        - `q`, `k`, `v`: `[batch, heads, time, width]`; `beta`: without the width.
+        - `q`, `k`, `v`: `[batch, heads, time, width]`; `beta`: `[batch, heads, time]`.
         """
         if self.erased == NONE:
             return (q @ k.mT * beta[..., None, :]).tril() @ v
-        if self.erased == FADE:  # the delta rule's factor along its key
+        if self.erased == FADE:  # Decay W as the delta rule does along its key.
             kept = (1 - beta * k.square().sum(-1)).clamp(min=1e-6).log().cumsum(-1)
             left = (kept[..., :, None] - kept[..., None, :]).tril().exp()
             return (q @ k.mT * left * beta[..., None, :]).tril() @ v
@@ -155,13 +155,13 @@ class Erasing(nn.Module):
     def direction(self, k: Tensor) -> Tensor:
         """Return the directions to erase, with the shape and lengths of the keys."""
         if self.training and self.erased == CENTRED:
-            keys = k.detach()  # 0 in steps that write nothing
+            keys = k.detach()  # Keys are 0 in steps without a write.
             now = (keys.sum((0, 2)) / keys.any(-1).sum((0, 2))[:, None])[:, None]
             self.mean.lerp_(now, 0.05 if self.mean.any() else 1.0)
         e = {
             OWN: lambda: k,
             FIXED: lambda: torch.ones_like(k),
-            OTHERS: lambda: k.roll(1, 0),  # another sequence, same step
+            OTHERS: lambda: k.roll(1, 0),  # The same step of another sequence.
             PREVIOUS: lambda: F.pad(k, (0, 0, 1, 0))[..., :-1, :],
             CENTRED: lambda: k - self.mean,
         }[self.erased]()
@@ -171,7 +171,7 @@ class Erasing(nn.Module):
 def erase(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, e: Tensor) -> Tensor:
     r"""Compute all steps of $W \leftarrow W (I - \beta e e^\top) + \beta v k^\top$ at once.
 
-    What is erased at a step, $u_t = W_{t-1} e_t$, solves a triangular system:
+    The erased values $u_t = W_{t-1} e_t$ solve a triangular system:
     $u_t = \sum_{s<t} \beta_s (v_s\, k_s \cdot e_t - u_s\, e_s \cdot e_t)$.
     """
     beta = beta[..., None, :]
@@ -185,7 +185,7 @@ def erase(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, e: Tensor) -> Tensor:
 
 
 def draw_pairs(count: int, returns: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw sequences in which a share of the keys returns with another value.
+    """Draw sequences of pairs in which a share of the keys is written twice.
 
     - Returns keys and values `[count, writes]` in random order, where every key is
       written once or twice, and the last value of each key `[count, PAIRS]`.
@@ -198,7 +198,7 @@ def draw_pairs(count: int, returns: float) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class Memory(nn.Module):
-    """Write pairs with one layer, and then query every key."""
+    """Write key-value pairs with one layer, and then query every key."""
 
     def __init__(self, name: str, erased: str):
         super().__init__()
@@ -206,7 +206,7 @@ class Memory(nn.Module):
         self.embedding = nn.Embedding(PAIRS, WIDTH)
 
     def forward(self, keys: Tensor, values: Tensor) -> Tensor:
-        """Return what each key holds: a number per value, `[batch, PAIRS, PAIRS]`."""
+        """Return the values retrieved for all keys, `[batch, PAIRS, PAIRS]`."""
         layer, asked = self.layer, PAIRS
         k, q = self.embedding(keys), self.embedding.weight.expand(len(keys), -1, -1)
         beta = layer.to_beta(k).sigmoid()[..., 0]
@@ -214,7 +214,7 @@ class Memory(nn.Module):
             layer.normalize(layer.phi(f(x)))
             for f, x in ((layer.to_k, k), (layer.to_q, q))
         )
-        # The queries follow as steps that write nothing.
+        # Append the queries as steps that write nothing.
         q, k = F.pad(q, (0, 0, k.shape[1], 0)), F.pad(k, (0, 0, 0, asked))
         v = F.pad(F.one_hot(values, PAIRS).to(k), (0, 0, 0, asked))
         beta = F.pad(beta, (0, asked))
@@ -245,9 +245,9 @@ def train_pairs(point: Point, steps: int) -> Point:
 
 @cache
 def tokens(task: str) -> tuple[Point, int, Tensor, Tensor, Tensor]:
-    """Read a text, and return its name, its number of characters, and three parts.
+    """Return a text's name and hash, its vocabulary size, and three encoded parts.
 
-    They are for training, to choose a rate, and for the score.
+    The parts are for training, for the choice of a rate, and for the score.
     """
     content = corpus(TEXTS[task])[:1_000_000]
     characters = Characters(content)
@@ -262,7 +262,7 @@ def tokens(task: str) -> tuple[Point, int, Tensor, Tensor, Tensor]:
 
 
 def draw_text(text: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Draw windows of a text, and the characters that follow."""
+    """Draw windows of a text and their targets, the next characters."""
     starts = torch.randint(len(text) - WINDOW, (count, 1)) + torch.arange(WINDOW + 1)
     windows = text[starts]
     return windows[:, :-1], windows[:, 1:]
@@ -296,10 +296,10 @@ def train_text(point: Point, steps: int) -> Point:
 
 
 def returned(windows: Tensor) -> float:
-    """Measure how often a character returns, and another one follows it than before.
+    """Measure how often a character recurs with another successor than last time.
 
     - `windows`: `[count, time]`.
-    - Returns the share of all characters that have a successor.
+    - Returns a share of all characters that have a successor.
     """
     now, after = windows[:, :-1], windows[:, 1:]
     earlier = (now[:, :, None] == now[:, None]).tril(-1)
@@ -309,39 +309,39 @@ def returned(windows: Tensor) -> float:
     return round(((last >= 0) & again).double().mean().item(), 4)
 
 
-# --- What came out ----------------------------------------------------------
+# --- Claims and figures -----------------------------------------------------
 
 
 def best(points: Points) -> Points:
-    """Keep the learning rate of the lowest loss on other data than is scored."""
+    """Keep the points at the learning rate with the lowest validation loss."""
     return points.at_best_rate("task", "map", "erased", by="chosen_by")
 
 
 def shares(points: Points, control: str) -> list[float]:
-    """Divide the gain of a control, seed by seed, by the median gain of the delta rule."""
+    """Return a control's gain per seed, relative to the delta rule's median gain."""
     none, other, own = (points(erased=name) for name in (NONE, control, OWN))
     gain = median(none["loss"]) - median(own["loss"])
     return [(before - after) / gain for before, after, _ in paired(none, other, own)]
 
 
 def gains(points: Points) -> bool:
-    """Return True if the delta rule ends below adding with every seed."""
+    """Return True if the delta rule has a lower loss than adding with every seed."""
     own, none = (points(erased=name)["loss"] for name in (OWN, NONE))
     return bool(own and none) and max(own) < min(none) and max(none) < inf
 
 
 def content(points: Points) -> list[float]:
-    """Return one minus the share of a fixed direction, of every seed.
+    """Return the share of the gain that a fixed direction does not reach, per seed.
 
-    Without a gain that all seeds show, there is nothing to share: none.
+    The list is empty unless all seeds show a gain of the delta rule.
     """
     return [1 - x for x in shares(points, FIXED)] if gains(points) else []
 
 
 def claims(points: Points) -> Iterator[Claim]:
-    """Judge the hypotheses, which were written down before the runs.
+    """Yield claims on the hypotheses, which were written down before the runs.
 
-    Also claim where the delta rule gains anything.
+    Further claims state where the delta rule has a gain.
     """
     chosen = best(points)
     for name, some in chosen.by("map").items():
@@ -365,21 +365,21 @@ def claims(points: Points) -> Iterator[Claim]:
 
 
 def place(point: Point) -> float:
-    """Return the share of a task's steps whose key returns, and has another value.
+    """Return the share of a task's steps whose key recurs with another value.
 
-    Of texts it is measured. Of pairs, a share `r` of the keys returns: `r` of `1 + r`
-    writes, and one in `PAIRS` of these has the value of before.
+    It is measured for texts. For pairs, a share `r` of the keys returns: `r` of `1 + r`
+    writes, and one in `PAIRS` of these repeats the old value.
     """
     r = point["returned"]
     return r if point["task"] in TEXTS else r / (1 + r) * (1 - 1 / PAIRS)
 
 
-#: Smaller shares are drawn at the lower edge of the figure.
+#: Lower edge of the figure, where all smaller shares are drawn.
 LEAST = -1.0
 
 
 def draw(points: Points) -> Figure:
-    """Draw the shares of the gain over how often keys return."""
+    """Draw each direction's share of the gain against the share of returning keys."""
     chosen = best(points)
     names = [*chosen.by("map")]
     looks = {

@@ -23,7 +23,7 @@ TITLE = "Why FAVOR+ stays at a loss of 0.5"
 SOURCE = "ours; Schlag et al. 2021, Fig. 2 (FAVOR+)"
 COST = "quick: 3 min of one core; full: 14 min"
 
-#: Feature map, epsilon and look of each variant.
+#: Feature map, epsilon and plot style of each variant.
 PLAIN, BARE, STABLE = "as published", "without epsilon", "stabilised"
 VARIANTS = {
     PLAIN: ("favor-64", EPSILON, (WRONG, "s", "-")),
@@ -31,7 +31,7 @@ VARIANTS = {
     STABLE: ("favor-64-stable", 0.0, (FAST, "o", "--")),
 }
 PUBLISHED = {S: FIGURE_2["favor-64"][S] for S in (20, 40, 60, 80, 100, 140)}
-#: From here on the published loss is 0.5, to four digits.
+#: Number of keys from which the published loss is 0.5, to four digits.
 STUCK = 100
 #: Optimiser steps of the quick and of the full version.
 QUICK, FULL = 800, 3000
@@ -78,7 +78,7 @@ def denominator(model: Retriever) -> float:
 
 def claims(points: Points):
     if len(points) < len(grid(points[0]["budget"] == QUICK)):
-        return  # claims are about all sizes
+        return  # The claims need all sizes.
     early = Points(p for p in points if p["S"] < STUCK)
     late = Points(p for p in points if p["S"] >= STUCK).by("variant")
     yield every(

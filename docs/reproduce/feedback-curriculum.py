@@ -28,7 +28,7 @@ SOURCE = "Fan et al. 2020, faster training"
 COST = "quick: 4 min of one core; full: 10 min"
 
 VARIABLES, HEADS = 3, 2
-#: Programs for the loss, and optimiser steps between two evaluations.
+#: Number of test programs, and optimiser steps between evaluations.
 TEST, EVERY = 250, 25
 WAYS = ("from scratch", "growing length", "from a transformer")
 
@@ -39,18 +39,18 @@ def points(quick: bool) -> list[Point]:
         "layers": 1 if quick else 2,
         "width": 64,
         "batch": 32,
-        # Steps of training with feedback, and of the parallel transformer before.
+        # Optimiser steps of the feedback model, and of the parallel model before it.
         "budget": 800 if quick else 2000,
         "parallel": 200 if quick else 500,
         "rate": 2e-3 if quick else 1e-3,
-        # Loss of an answer in nats, at which training ends.
+        # Test loss, in nats per answer, at which training ends.
         "target": 0.8,
     }
     return [{"way": way, **size, "seed": seed} for seed in (1, 2, 3) for way in WAYS]
 
 
 def run(point: Point) -> Point:
-    """Train until the loss is at the target, or the budget is spent.
+    """Train until the test loss reaches the target or the budget is spent.
 
     - Returns the cost of all stages together: `steps` of the optimiser,
       the longest `chain` of layers, and seconds of the processor (`cpu`),
@@ -85,12 +85,12 @@ def train(
     cost: dict[str, float],
     asked: tuple[Tensor, Tensor] | None = None,
 ) -> Fit:
-    """Train, and count the cost.
+    """Train a model on random programs, and add the cost to `cost`.
 
-    - `steps`: of the optimiser, at most.
-    - `cost`: of the stages before; grows.
-    - `asked`: tokens and labels of the programs for the loss; training ends when it
-      is at the target. None = train to the end.
+    - `steps`: maximum number of optimiser steps.
+    - `cost`: cost of the earlier stages, which is updated in place.
+    - `asked`: tokens and labels of the test programs. Training ends when their loss
+      reaches the target. None = train to the end.
     """
     first = 4 if point["way"] == "growing length" else point["statements"]
     longer = growing({**point, "steps": steps}, VARIABLES, first, 0.5)
@@ -120,17 +120,17 @@ def train(
 
 
 def chain(model: LanguageModel, tokens: int) -> int:
-    """Count the layers that a sequence passes through one after the other.
+    """Count the layers that a model has to compute in sequence for `tokens` tokens.
 
-    A parallel transformer computes all tokens of a layer at once. This is
-    what training would take if everything else were free.
+    A parallel transformer computes all tokens of a layer at once. The count
+    measures the time of training if all other work were free.
     """
     if isinstance(model.blocks[0], FeedbackTransformer):
         return tokens * model.blocks[0].layers
     return len(model.blocks)
 
 
-# --- What came out --------------------------------------------------------
+# --- Claims and figures ---------------------------------------------------
 
 LOOKS = dict(zip(WAYS, ((INK, "D"), (TRAINED, "s"), (FAST, "o")), strict=True))
 COSTS = {
@@ -141,10 +141,10 @@ COSTS = {
 
 
 def claims(points: Points) -> Iterator[Claim]:
-    """Judge two claims of ours: the paper's numbers were not found."""
+    """Yield two claims of our own, since the paper's numbers were not found."""
     scratch, *others = WAYS
     text = "shorter chain than from scratch, all stages counted (thousands of layers)"
-    # Infinite where the loss was not reached.
+    # A chain is infinite if training did not reach the target loss.
     chains = {way: [x / 1000 for x in points(way=way)["chain"]] for way in WAYS}
     for way in others:
         yield order(f"{way}: {text}", [chains[way], chains[scratch]], spec=".1f")

@@ -29,29 +29,29 @@ TITLE = "Feedback: depth, memory size and speed"
 SOURCE = "Fan et al. 2020, claims on shallow models, memory and speed"
 COST = "quick: 6 min of one core; full: 73 min"
 
-#: Variables of a program, and statements of the first ones in training.
+#: Variables of a program, and statements of the first training programs.
 VARIABLES, FIRST = 3, 10
-#: Statements of a program, of the quick version and of the full one.
+#: Statements of a program in the quick (True) and the full version.
 STATEMENTS = {True: 16, False: 24}
-#: Learning rates of the quick version, and of the full one: all runs have the
-#: first, and those of `DEEP` in the usual number of steps the others, too.
+#: Learning rates of the quick and the full version. All models run at the first rate.
+#: Models of `DEEP` also run at the further rates in the usual number of steps.
 RATES = {True: (2e-3,), False: (1e-3, 5e-4, 2e-3)}
 HEADS = 2
-#: A model that sees everything before a token.
+#: Value of `memory` for a model that sees all earlier tokens.
 ALL = 0
-#: Layers of the models of the quick version, and of the full one, that see
-#: everything; and of feedback that does not, which sees blocks of this many tokens.
+#: Layers of models that see all tokens, in the quick and the full version.
+#: `LOW` has the layers of feedback with a limited memory, `MEMORIES` the block sizes.
 DEPTHS = {
     True: {"feedback": (1,), "transformer": (1, 2)},
     False: {"feedback": (1, 2, 4), "transformer": (1, 2, 4, 8)},
 }
 LOW, MEMORIES = {True: 1, False: 2}, {True: (4,), False: (4, 16)}
-#: The models of the published comparison, and a transformer of equal depth; they
-#: are trained twice as long, too.
+#: Models of the published comparison, and a transformer of equal depth.
+#: These models are also trained for twice as many steps.
 DEEP = [("feedback", 4, ALL), ("transformer", 4, ALL), ("transformer", 8, ALL)]
-#: Sequences that are timed, and their tokens.
+#: Batch size and length of the sequences that are timed.
 TIMED = (16, 64)
-#: The models that are timed, and their mixers.
+#: Mixers of the models that are timed, by name.
 SPEEDS = {
     "feedback": "feedback",
     "feedback, shared": "feedback-shared",
@@ -76,7 +76,7 @@ def points(quick: bool) -> list[Point]:
     kinds = [
         ("rule", [("rule", 0, ALL)], {}),
         ("accuracy", trained, {}),
-        # In the usual number of steps, deep feedback does not learn in every seed.
+        # In the usual number of steps, deep feedback does not learn with every seed.
         ("accuracy", [] if quick else DEEP, {"steps": 2 * size["steps"]}),
         ("time", timed, {}),
         *(("accuracy", DEEP, {"rate": rate}) for rate in others),
@@ -106,7 +106,7 @@ def run(point: Point) -> Point:
 
 
 def reader(mix: Mixer | str, point: Point) -> LanguageModel:
-    """Build a model for programs, and for the sequences that are timed."""
+    """Build a model that is long enough for programs and for the timed sequences."""
     return build(mix, point, HEADS, length=TIMED[1] + 1)
 
 
@@ -114,7 +114,7 @@ def reader(mix: Mixer | str, point: Point) -> LanguageModel:
 
 
 def mixer(model: str, memory: int) -> Mixer:
-    """Choose the mixer of a `LanguageModel`.
+    """Return the mixer of a `LanguageModel`, with a memory of limited length.
 
     - `model`: "feedback" or "transformer".
     - `memory`: tokens per block; a token sees its own block and the one
@@ -129,7 +129,7 @@ def mixer(model: str, memory: int) -> Mixer:
 
 
 class ShortFeedback(FeedbackTransformer):
-    """Attend in a Feedback Transformer to at most two blocks of memories."""
+    """Limit the attention of a Feedback Transformer to two blocks of memories."""
 
     def __init__(self, size: Size, memory: int):
         super().__init__(size.d_model, size.heads, size.layers, size.d_ff)
@@ -149,7 +149,7 @@ class ShortFeedback(FeedbackTransformer):
 
 
 class ShortAttention(SoftmaxAttention):
-    """Attend by a softmax to at most two blocks of tokens and the token itself."""
+    """Limit causal softmax attention to a token's own block and the block before."""
 
     def __init__(self, size: Size, memory: int):
         super().__init__(size.d_model, size.heads)
@@ -171,7 +171,7 @@ class ShortAttention(SoftmaxAttention):
 
 
 def measure(point: Point) -> Point:
-    """Measure time as multiples of a transformer's of as many layers, in turns.
+    """Measure time relative to a transformer with as many layers, in alternation.
 
     - Returns the ratios: `train` for the loss of a sequence and all its
       gradients, `predict` for one more token after the sequence.
@@ -198,18 +198,18 @@ def measure(point: Point) -> Point:
         return {"train": train, "predict": ratio(predict)}
 
 
-# --- What came out --------------------------------------------------------
+# --- Claims and figures ---------------------------------------------------
 
-#: Accuracy in percent, three variables, by layers (the authors' repository).
+#: Published accuracy in percent, three variables, by layers (authors' repository).
 PUBLISHED = {"feedback": {4: 99.1}, "transformer": {8: 33.7}}
 TIMES = {"train": "training step", "predict": "next token"}
 COLORS = {"feedback": (FAST, "o", "-"), "transformer": (OTHER, "s", "--")}
 
 
 def about(points: Points) -> tuple[bool, int, Points]:
-    """Return whether points are quick, the usual number of steps, and the points.
+    """Return True for quick points, the usual number of steps, and selected points.
 
-    The points are those at the usual rate.
+    The selected points have the usual learning rate.
     """
     quick = points[0]["statements"] == STATEMENTS[True]
     return quick, min(points["steps"]), points(rate=RATES[quick][0])
@@ -303,7 +303,7 @@ def draw(points: Points) -> Figure:
     speed.set_xlim(0, None)
     speed.set_xlabel("time, in multiples of a transformer's")
     for ax in axes:
-        # The names in the lowest panel leave room to the left of all three.
+        # Labels of the lowest panel leave space on the left side of all panels.
         ax.legend(loc="lower left", bbox_to_anchor=(-0.4, 1), ncols=3, columnspacing=1)
     return figure
 

@@ -1,6 +1,6 @@
 """Train on four tasks of the Feedback Transformer: copy, reverse, count, random walk.
 
-The first two need attention to places, the others a state that every token changes.
+The first two need attention to positions, the others a state that every token changes.
 """
 
 from collections.abc import Callable
@@ -19,42 +19,42 @@ TITLE = "Feedback: copy, reverse, count, and a random walk"
 SOURCE = "Fan et al. 2020, small tasks"
 COST = "quick: 4 min of one core; full: 20 min"
 
-#: Different symbols of copy and reverse; the next token says that answers begin.
+#: Number of symbols in copy and reverse. The next token marks the start of answers.
 SYMBOLS = 8
-#: A count starts again after this many ticks.
+#: Number of ticks after which a count restarts at 0.
 MODULUS = 10
-#: Rows and columns of the walk, and its actions: a step ahead, a turn left or right.
+#: Rows and columns of the walk, and number of actions: step ahead, turn left, right.
 SIDE, ACTIONS = 8, 3
 BATCH, TEST = 32, 256
 STEPS = {True: 400, False: 1000}
-#: Learning rates of the first seed, and the one of the others.
+#: Learning rates of the first seed, and the rate of all other seeds.
 RATES, CHOSEN = (1e-3, 3e-3), 3e-3
-#: A transformer has rotary positions, which know distances.
+#: Mixers of the models. The transformer has rotary positions.
 MIXERS = {"feedback": "feedback", "transformer": "softmax"}
 
 
 def copy(batch: int, length: int) -> Batch:
-    """Draw symbols to be repeated."""
+    """Draw random symbols, with the same symbols as answers."""
     symbols = torch.randint(SYMBOLS, (batch, length))
     return symbols, symbols
 
 
 def reverse(batch: int, length: int) -> Batch:
-    """Draw symbols to be repeated from the last to the first."""
+    """Draw random symbols, with the symbols in reverse order as answers."""
     symbols = torch.randint(SYMBOLS, (batch, length))
     return symbols, symbols.flip(1)
 
 
 def count(batch: int, length: int) -> Batch:
-    """Draw ticks and pauses, and count the ticks so far."""
+    """Draw ticks and pauses, with the number of ticks so far as answers."""
     ticks = torch.randint(2, (batch, length))
     return ticks, ticks.cumsum(1) % MODULUS
 
 
 def walk(batch: int, length: int) -> Batch:
-    """Draw a walk over squares, and say where it is after each action.
+    """Draw the actions of a walk on a grid, with the position after each as answers.
 
-    It starts in a corner; a step into a wall has no effect.
+    The walk starts in a corner. A step into a wall has no effect.
     """
     actions = torch.randint(ACTIONS, (batch, length))
     ahead = torch.tensor([[0, 1], [1, 0], [0, -1], [-1, 0]])
@@ -68,12 +68,12 @@ def walk(batch: int, length: int) -> Batch:
 
 
 class Task(NamedTuple):
-    """Hold a task and its lengths.
+    """Hold a task, its number of answers and its sequence lengths.
 
-    - `draw`: makes inputs, and an answer for each.
-    - `answers`: number of different answers.
-    - `after`: whether answers follow all inputs, instead of each.
-    - `near`, `far`: lengths of training, at most, and of a longer test.
+    - `draw`: returns inputs, and an answer for each input.
+    - `answers`: number of distinct answers.
+    - `after`: True if answers follow all inputs, False if they follow each input.
+    - `near`, `far`: longest length in training, and length of a longer test.
     """
 
     draw: Callable[[int, int], Batch]
@@ -94,7 +94,7 @@ TASKS = {
 def points(quick: bool) -> list[Point]:
     return [
         {"task": task, "model": model, "layers": 2, "lr": lr, "seed": seed}
-        | {"steps": STEPS[quick] * (2 if task == "walk" else 1)}  # slow to learn
+        | {"steps": STEPS[quick] * (2 if task == "walk" else 1)}  # Walks learn slowly.
         for seed in (1, 2, 3)
         for task in (("reverse", "count") if quick else TASKS)
         for model in MIXERS
@@ -125,9 +125,9 @@ def run(point: Point) -> Point:
 
 
 def asked(task: Task, batch: int, length: int) -> Batch:
-    """Draw sequences, whose answers perhaps come after all inputs.
+    """Draw sequences of a task, with answers after each input or after all inputs.
 
-    Then an answer is an input for the next one.
+    In the second case, each answer is the input for the next answer.
     """
     inputs, answers = task.draw(batch, length)
     if not task.after:
@@ -139,15 +139,15 @@ def asked(task: Task, batch: int, length: int) -> Batch:
 
 
 def score(model: LanguageModel, batch: Batch) -> float:
-    """Return the right answers in percent."""
+    """Return the accuracy of a model on a batch, in percent."""
     return round(100 * right(model, *batch).mean().item(), 2)
 
 
-# --- What came out ------------------------------------------------------
+# --- Claims and figures -------------------------------------------------
 
 
 def claims(points: Points):
-    """Claim the published order, feedback above, at both lengths."""
+    """Yield the published claims that feedback beats a transformer, at both lengths."""
     for name, some in points(lr=CHOSEN).by("task").items():
         for at in ("near", "far"):
             yield order(

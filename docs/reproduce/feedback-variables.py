@@ -22,13 +22,13 @@ TITLE = "Programs: following variables through conditions"
 SOURCE = "Fan et al. 2020, the algorithmic task"
 COST = "quick: 5 min of one core; full: 97 min"
 
-#: Accuracy in percent, by variables: of feedback with 4 layers, and of a
-#: transformer with 8 (the authors' repository).
+#: Published accuracies in percent of feedback and of a transformer, by variables.
+#: Feedback has 4 layers, the transformer 8 layers (the authors' repository).
 PUBLISHED = {3: (99.1, 33.7), 5: (92.6, 37.5)}
-#: Learning rates of the quick version, and of the full one. The first was chosen
-#: for feedback; the others run with three variables, with every model.
+#: Learning rates of the quick (True) and the full version, best for feedback first.
+#: All models run at the other rates with three variables only.
 RATES = {True: (4e-3,), False: (1.5e-3, 5e-4, 4e-3)}
-#: Statements of a program, of the quick version and of the full one.
+#: Statements of a program in the quick (True) and the full version.
 STATEMENTS = {True: 30, False: 50}
 MIXERS = {"feedback": "feedback", "transformer": "softmax"}
 COLORS = {"feedback": FAST, "transformer": OTHER}
@@ -36,13 +36,13 @@ HEADS = 4
 
 
 def models(quick: bool) -> list[tuple[str, int]]:
-    """Return feedback, and transformers of equal size and of twice as many layers."""
+    """Return (model, layers) of feedback, of an equal and of a deeper transformer."""
     layers = 1 if quick else 2
     return [("feedback", layers), ("transformer", layers), ("transformer", 2 * layers)]
 
 
 def points(quick: bool) -> list[Point]:
-    """Return every seed with all models, so that a stopped run can be compared."""
+    """Return the points by seed, so that unfinished runs can be compared."""
     size = {
         "statements": STATEMENTS[quick],
         "width": 64,
@@ -75,7 +75,7 @@ def run(point: Point) -> Point:
     return learn(model, point, point["variables"], first=3)
 
 
-# --- What came out --------------------------------------------------------
+# --- Claims and figures ---------------------------------------------------
 
 
 def is_quick(points: Points) -> bool:
@@ -110,8 +110,8 @@ def claims(points: Points) -> Iterator[Claim]:
             protocol=protocol,
         )
         if quick and variables == 5:
-            continue  # the quick version has one task for claims of ours
-        # A rule that has not run is the best: there is nothing to compare with.
+            continue  # The quick version has only one task for our claims.
+        # A rule that has not run counts as best, so that its claim counts as not run.
         rules = [right(variables, rule, 0) for rule in RULES]
         best = max(rules, key=lambda numbers: median(numbers or [inf]))
         of_size = right(variables, *equal)

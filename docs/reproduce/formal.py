@@ -18,29 +18,29 @@ TITLE = "Formal languages: parity and arithmetic, far longer than in training"
 SOURCE = "Grazzi et al. 2024, Table 3"
 COST = "quick: 2 min of one core; full: 25 min"
 
-#: Train and test on sequences from the first to the second length.
+#: Smallest and largest sequence length in training, and in the test of long ones.
 NEAR, FAR = (3, 40), (40, 256)
-#: Arithmetic has the numbers below this one; its operators are the next tokens.
+#: Modulus of the arithmetic task, and its operators, whose tokens follow the numbers.
 MODULUS, OPERATORS = 5, "+-*"
-#: Sequences of an optimiser step, and of the test.
+#: Number of sequences per optimiser step, and in the test.
 BATCH, TEST = 32, 256
-#: How we differ from the paper, which trains for 100,000 steps at width 128.
+#: Differences from the paper, which trains for 100,000 steps at width 128.
 PROTOCOL = "answers after every prefix, medians instead of the best run, width"
 #: Width of the short convolution, which the paper's models have.
 CONV = 4
 
 
 def parity(batch: int, length: int) -> Batch:
-    """Draw random bits, and say after each whether the number of ones is odd."""
+    """Draw random bits, with the parity of the ones so far as answers."""
     bits = torch.randint(2, (batch, length))
     return bits, bits.cumsum(1) % 2
 
 
 def arithmetic(batch: int, length: int) -> Batch:
-    """Draw numbers with operators between them, and their value so far.
+    """Draw random arithmetic expressions, with the value of each prefix as answers.
 
-    - Returns the tokens and the values modulo `MODULUS`, `[batch, length]`; after
-      an operator nothing is asked. Products come before sums.
+    - Returns the tokens and the values modulo `MODULUS`, `[batch, length]`. There is
+      no answer after an operator. Products come before sums.
     """
     tokens = torch.randint(MODULUS, (batch, length))
     tokens[:, 1::2] = torch.randint(len(OPERATORS), (batch, length // 2)) + MODULUS
@@ -58,13 +58,13 @@ def arithmetic(batch: int, length: int) -> Batch:
 
 
 class Task(NamedTuple):
-    """Hold a language, and its results in Table 3.
+    """Hold a formal language, the sizes of its model, and its results in Table 3.
 
-    - `draw`: makes a batch of tokens, and the answer after each.
-    - `tokens`, `answers`: numbers of tokens and of possible answers, the first tokens.
-    - `sizes`: of the model, and of its training.
-    - `grows`: whether training begins with short sequences and large weights, which
-      arithmetic needs, and which make parity worse on long sequences.
+    - `draw`: returns a batch of tokens, and the answer after each token.
+    - `tokens`, `answers`: number of tokens, and of answers, which are the first tokens.
+    - `sizes`: sizes of the model and of its training.
+    - `grows`: True if training begins with short sequences and large weights, which
+      arithmetic needs, but which make parity worse on long sequences.
     - `published`: scaled accuracies with beta up to 1 and up to 2.
     """
 
@@ -127,20 +127,20 @@ def run(point: Point) -> Point:
 
 
 def asked(task: Task, batch: int, first: int, length: int) -> Batch:
-    """Draw sequences whose answers count from the first length on."""
+    """Draw sequences of a task whose answers count from length `first` on."""
     tokens, answers = task.draw(batch, length)
     answers[:, : first - 1] = UNASKED
     return tokens, answers
 
 
 def score(model: LanguageModel, task: Task, first: int, length: int) -> float:
-    """Return the scaled accuracy at these lengths."""
+    """Return the scaled accuracy of a model on lengths from `first` to `length`."""
     every = right(model, *asked(task, TEST, first, length), among=task.answers)
     return scaled(every.mean().item(), task.answers)
 
 
 def claims(points: Points):
-    """Claim the published results, with a short convolution; parity also without."""
+    """Yield the published claims with a short convolution, and parity without it."""
     for name, conv in (("parity", CONV), ("arithmetic", CONV), ("parity", 0)):
         task, some = TASKS[name], points(task=name, conv=conv)
         low, high = (some(limit=limit)["far"] for limit in (1, 2))

@@ -1,4 +1,4 @@
-"""Run a published table or figure again: points, claims about them, and their figure.
+"""Reproduce a published table or figure: its points, claims about them, and a figure.
 
 `docs/reproduce/NAME.py` is an experiment: it has a TITLE, a SOURCE and a COST, and functions
 `points`, `run`, `claims` and `draw` of `Experiment`, and perhaps `setup`, which can
@@ -46,17 +46,17 @@ NAMES = (
     *("state-tracking", "reversal", "replacing", "regression"),
     *("mqar", "length", "formal", "hybrid"),
 )
-#: The settings of a point and its results, as plain values.
+#: One point of an experiment: its settings and results as plain values.
 Point = dict[str, Any]
-#: Numbers of all seeds; a loss is infinite if its run has failed.
+#: One number per seed. The loss of a failed run is infinite.
 Numbers = Sequence[float]
 
 
 class Points(list[Point]):
-    """Hold a table of points: calling it selects rows, a name gives a column.
+    """Store points as a table: a call selects rows, an index by name returns a column.
 
-    `Points(points)(rule="delta")["loss"]` are the losses of the delta rule. A run that
-    has failed has no loss: it counts as infinite.
+    `Points(points)(rule="delta")["loss"]` are the losses of the delta rule. The loss of
+    a failed run is infinite.
     """
 
     def __call__(self, **wanted: Any) -> "Points":
@@ -68,7 +68,7 @@ class Points(list[Point]):
         return [inf if p[name] is None else p[name] for p in self]
 
     def by(self, *columns: str) -> "dict[Any, Points]":
-        """Group the points by the values of one column, or by tuples of several."""
+        """Group the points by the values of one column or of several columns."""
         groups: dict[Any, Points] = {}
         for p in self:
             at = tuple(p[name] for name in columns)
@@ -82,12 +82,12 @@ class Points(list[Point]):
         best: Callable[..., "Points"] = min,
         rate: str = "lr",
     ) -> "Points":
-        """Keep the learning rate with the best median, of each group.
+        """Keep the points of each group at the learning rate with the best median.
 
-        Rates of which fewer seeds have run than of others do not count.
+        Rates with fewer seeds than another rate of the group do not count.
 
-        - `columns`: points with equal values of these are a group.
-        - `by`: the column that is compared, by `best`, which is `min` or `max`.
+        - `columns`: points with equal values in these columns form a group.
+        - `by`: the column whose medians `best` (`min` or `max`) compares.
         - `rate`: the column of learning rates.
         """
         kept = Points()
@@ -100,7 +100,7 @@ class Points(list[Point]):
 
 
 def paired(*sides: Points) -> list[tuple[float, ...]]:
-    """Return the losses of several sides, seed by seed, of the seeds that all have."""
+    """Return a tuple of losses, one per side, for each seed that all sides have."""
     each = [dict(zip(side["seed"], side["loss"], strict=True)) for side in sides]
     seeds = [seed for seed in each[0] if all(seed in side for side in each)]
     return [tuple(side[seed] for side in each) for seed in seeds]
@@ -110,19 +110,19 @@ def paired(*sides: Points) -> list[tuple[float, ...]]:
 
 
 class Claim(NamedTuple):
-    """Hold a claim and its results.
+    """Hold a claim of an experiment and its result.
 
     - `text`: the claim.
-    - `published`: the published numbers with their table; "" = nobody has
-      published any: a claim of ours.
+    - `published`: the published numbers with their table; "" = a claim of ours,
+      without published numbers.
     - `found`: our numbers, medians with the range over seeds, as text.
-    - `holds`: whether it holds of the medians; None = not run.
-    - `apart`: whether all seeds agree: all of one side are below all of the
-      other's. None = nothing to compare, or fewer than three seeds.
+    - `holds`: True if the medians satisfy the claim; None = not run.
+    - `apart`: True if all seeds agree: all of one side are below all of the
+      other side. None = nothing to compare, or fewer than three seeds.
     - `protocol`: how our protocol differs from the published one; "" = it
       does not.
-    - `seeds`: the fewest seeds behind a number that decides.
-    - `trained`: whether all models are better than a trivial one.
+    - `seeds`: the smallest number of seeds behind a number that decides.
+    - `trained`: True if all models are better than a trivial one.
     """
 
     text: str
@@ -136,7 +136,7 @@ class Claim(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Return a word or two for the result; overlapping seeds confirm nothing."""
+        """Return the verdict in a few words. Overlapping seeds confirm nothing."""
         if self.holds is None:
             return "not run"
         if not self.trained:
@@ -159,17 +159,17 @@ def order(
     protocol: str = "",
     trivial: float | None = None,
 ) -> Claim:
-    """Claim that sides are in this order, by their medians.
+    """Return a claim that the medians of `sides` are in the given order.
 
-    - `text`, `published`, `protocol`: as in `Claim`; `{}` in the text stands for
+    - `text`, `published`, `protocol`: as in `Claim`; `{}` in the text is replaced by
       the names of the sides with the sign between them.
-    - `sides`: the numbers of each, perhaps by name. An empty side was not run.
-    - `sign`: "<", or ">" if the largest come first.
-    - `spec`: how numbers are written.
-    - `trivial`: a loss that needs no training; if the median of a side is not below
-      it, that model says nothing about its layers.
-    - `apart` of the claim: neighbouring sides do not overlap, all if it holds,
-      and otherwise two that are in the wrong order.
+    - `sides`: the numbers of each side, perhaps by name. An empty side was not run.
+    - `sign`: "<", or ">" if the largest numbers come first.
+    - `spec`: format of the numbers.
+    - `trivial`: a loss that needs no training. If the median of a side is not below
+      it, the claim counts as not trained far enough.
+    - `apart` of the claim: True if neighbouring sides do not overlap: all sides if the
+      claim holds, and otherwise two sides in the wrong order.
     """
     if isinstance(sides, Mapping):
         text = text.replace("{}", f" {sign} ".join(map(str, sides)))
@@ -202,10 +202,10 @@ def holds(
     spec: str = ".3f",
     protocol: str = "",
 ) -> Claim:
-    """Claim that something is true of a median.
+    """Return a claim that `true` holds for the median of `numbers`.
 
-    - `numbers`: of all seeds; none = not run.
-    - `apart` of the claim: it is true of all seeds, or of none.
+    - `numbers`: numbers of all seeds; empty = not run.
+    - `apart` of the claim: True if the condition holds for all seeds, or for none.
     """
     yes = true(median(numbers)) if numbers else None
     apart = len({*map(true, numbers)}) == 1 if len(numbers) >= 3 else None
@@ -224,17 +224,17 @@ def every(
     worst: Callable[[float], float] | None = None,
     protocol: str = "",
 ) -> Claim:
-    """Claim that something is true of every group, such as every size.
+    """Return a claim that `true` holds for the median of every group, such as a size.
 
-    - `groups`: the numbers of all seeds of each group, by its value of `x`. While
-      some are empty, a claim that holds of the others is not run.
-    - `true`: of the median of a group.
-    - `spec`, `x`: how numbers are written, and after them their group.
-    - `worst`: show only one group, the one whose median has the largest value of
-      this: of those that fail, if there are any, and among them of those whose
-      seeds agree; otherwise of those whose seeds do not; None = show all.
-    - `apart` of the claim: whether all seeds agree, of all groups if it holds,
-      and otherwise of one that fails; None where they do, but are fewer than
+    - `groups`: the numbers of all seeds of each group, by its value of `x`. If some
+      are empty, a claim that holds for the rest counts as not run.
+    - `true`: the condition on the median of a group.
+    - `spec`, `x`: format of the numbers, and the name of the groups' variable.
+    - `worst`: show only the group whose median has the largest value of this function.
+      Failing groups come first, and among them groups whose seeds agree; if none
+      fails, groups whose seeds disagree come first. None = show all groups.
+    - `apart` of the claim: True if all seeds agree, in all groups if the claim holds,
+      and otherwise in a group that fails; None if they agree, but are fewer than
       three.
     """
     run = {at: numbers for at, numbers in groups.items() if numbers}
@@ -256,7 +256,7 @@ def every(
     seeds, clear = [len(run[at]) for at in run], all(agree.values())
     fewest = min(seeds, default=3)
     if not all(good.values()):
-        # One failing group is enough: take the one with the most seeds.
+        # One failing group is enough: take the group with the most seeds.
         yes, seeds = False, [len(run[at]) for at in run if agree[at] and not good[at]]
         fewest, clear = max(seeds, default=3), bool(seeds)
     apart = False if not clear else True if seeds and fewest >= 3 else None
@@ -268,7 +268,7 @@ def _against(sides: Iterable[Numbers], spec: str) -> str:
 
 
 def _range(numbers: Numbers, spec: str) -> str:
-    """Write the median, with the range where there are several numbers."""
+    """Format the median of `numbers`, with the range if there are several."""
     low, middle, high = (
         "failed" if isinf(x) else f"{x:{spec}}"
         for x in (min(numbers), median(numbers), max(numbers))
@@ -277,7 +277,7 @@ def _range(numbers: Numbers, spec: str) -> str:
 
 
 def verdict(claims: Iterable[Claim]) -> str:
-    """Sum up the published claims, or, where there are none, those of ours.
+    """Summarise the published claims, or our own claims if none is published.
 
     - Returns "reproduced", "partly", "not", "undecided" (too few seeds, say) or
       "not run"; of claims of ours "ours: holds", "ours: partly" and so on.
@@ -301,9 +301,9 @@ def verdict(claims: Iterable[Claim]) -> str:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Define the experiment of one published figure or table.
+    """Describe the experiment that reproduces a published figure or table.
 
-    - `name`: of its page, its script and its files.
+    - `name`: name of its page, its script and its files.
     - `title`: a few words for lists.
     - `source`: where it was published.
     - `cost`: time of the full and of the quick version.
@@ -327,7 +327,7 @@ class Experiment:
 
 
 def load(name: str) -> Experiment:
-    """Import an experiment: a script with the names that `Experiment` lists."""
+    """Import the script of an experiment, and return it as an `Experiment`."""
     script = import_module(name)
     about = script.TITLE, script.SOURCE, script.COST
     does = script.points, script.run, script.claims, script.draw
@@ -337,7 +337,7 @@ def load(name: str) -> Experiment:
 
 
 def results(name: str, quick: bool, folder: Path = HERE) -> dict[str, Any] | None:
-    """Read the collected results; None = there are none yet.
+    """Read the collected results of an experiment, or return None if there are none.
 
     - Returns the results, with `points` as `Points`.
     - Raises `ValueError`, which names the file, if it holds something else.
@@ -356,7 +356,7 @@ def results(name: str, quick: bool, folder: Path = HERE) -> dict[str, Any] | Non
 
 
 def texts_of(points: Iterable[Point]) -> dict[str, list[str]]:
-    """Return the texts that points have read, in words, by the name of the corpus."""
+    """Return descriptions of the texts that points were trained on, by corpus."""
     read: dict[str, dict[str, None]] = {}
     for p in points:
         if corpus := p.get("corpus"):
@@ -366,7 +366,7 @@ def texts_of(points: Iterable[Point]) -> dict[str, list[str]]:
 
 
 class Runs:
-    """Run the points of an experiment, and keep the finished ones.
+    """Run the points of an experiment, and save each finished point.
 
     Each finished point is a file, so that a run that was stopped, in any way,
     continues where it was, and several machines can share a folder.
@@ -381,9 +381,9 @@ class Runs:
         self.name = f"{experiment.name}{'.quick' * quick}"
 
     def read(self, index: int) -> dict[str, Any] | None:
-        """Read a finished point and its provenance; None = not finished.
+        """Return a finished point and its provenance, or None if it is not finished.
 
-        It also counts as not finished if its settings have changed since.
+        A point also counts as not finished if its settings have changed since.
         """
         path = self._path(index)
         try:
@@ -394,17 +394,17 @@ class Runs:
             return None
 
     def run(self, index: int, made_by: dict[str, Any] | None = None) -> Point:
-        """Run a point and save it, in one thread.
+        """Run a point with one thread, and save its result.
 
-        - `made_by`: its provenance; None = find it out.
-        - Returns it with what running it has found, its time in seconds (on
-          the clock, and of the processor) and its `setup`.
+        - `made_by`: provenance of the point; None = determine it.
+        - Returns the point with its results, its wall-clock and processor time in
+          seconds, and its `setup`.
         """
         if not 0 <= index < len(self.points):
             last = len(self.points) - 1
             raise ValueError(f"expected a point from 0 to {last}, got {index}")
         torch.set_num_threads(1)
-        # Before the point runs: the source may change while it does.
+        # Record the commit before the run, as the source may change meanwhile.
         made_by = made_by or self.provenance()
         point = self.points[index]
         start, start_cpu = time.perf_counter(), time.process_time()
@@ -417,7 +417,7 @@ class Runs:
         return point
 
     def run_all(self, jobs: int) -> Generator[Point, None, None]:
-        """Run all unfinished points; yields each one when it is finished."""
+        """Run all unfinished points in parallel, and yield each finished point."""
         left = [i for i in range(len(self.points)) if self.read(i) is None]
         context = multiprocessing.get_context("spawn")
         stop, made_by = context.Event(), self.provenance()
@@ -486,7 +486,7 @@ class Runs:
         return collected
 
     def provenance(self) -> dict[str, Any]:
-        """Record versions, machine and commit, which all points share."""
+        """Return the versions, machine and commit, which all points share."""
         command = (
             f"python docs/reproduce/{self.experiment.name}.py{' --quick' * self.quick}"
         )
@@ -506,7 +506,7 @@ def _run(
 
 
 def _end_with(stop: Any) -> None:
-    """End this process when its parent ends, for any reason."""
+    """End the current process when its parent process ends, for any reason."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -515,12 +515,12 @@ def _end_with(stop: Any) -> None:
             pass
         os._exit(1)
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent handles SIGINT.
     threading.Thread(target=watch, daemon=True).start()
 
 
 def _one_line_each(collected: dict[str, Any]) -> str:
-    """Write JSON with one line for each point and run."""
+    """Format results as JSON with one line for each point and each run."""
     lists = ("runs", "points")
     text = json.dumps(collected | dict.fromkeys(lists), indent=1, ensure_ascii=False)
     for name in lists:
@@ -534,7 +534,7 @@ def _one_line_each(collected: dict[str, Any]) -> str:
 
 
 def main(file: str) -> None:
-    """Run the experiment of a script as its options say; one that was stopped goes on."""
+    """Run the experiment of a script with command-line options, or resume it."""
     experiment = load(Path(file).stem)
     parser = argparse.ArgumentParser(
         description=f"{experiment.title} ({experiment.source}).",
@@ -576,7 +576,7 @@ def _work(runs: Runs, given: argparse.Namespace) -> None:
                 f"{index:4}  {'finished' if done[index] else '-':<8}  {_words(point)}"
             )
         return
-    for ending in ("json", "svg"):  # check now: writing comes hours later
+    for ending in ("json", "svg"):  # Check paths now: writing comes hours later.
         destination(runs.out / f"{runs.name}.{ending}")
     if given.point is not None:
         print(_words(runs.run(given.point)))

@@ -17,7 +17,7 @@ TITLE = "What a mixed stack can do: a parity says what to look up"
 SOURCE = "ours, after Steifer 2026"
 COST = "quick: 4 min of one core; full: 20 min"
 
-#: Stacks: their mixers, and the maximum of beta.
+#: Stacks by name: their mixers, and the maximum of beta.
 BOTH, WEAK = "gated delta, then attention", "the same, β up to 1"
 TURNED = "attention, then gated delta"
 DELTA, SOFTMAX = "gated delta alone", "attention alone"
@@ -33,21 +33,21 @@ STACKS = {
 }
 #: Stacks of the quick version.
 QUICK = (BOTH, WEAK, DELTA, SOFTMAX)
-#: Pairs of a sequence: a layer of fast weights has capacity for the first number.
+#: Numbers of pairs in a sequence. A layer of fast weights has capacity for `FEW`.
 FEW, MANY = 4, 16
-#: Two heads with keys of this width.
+#: Number of heads, and width of their keys.
 HEADS, HEAD_WIDTH = 2, 4
-#: Values that a key can have, and questions after the pairs, in training.
+#: Number of values, and maximum number of questions after the pairs in training.
 VALUES, NEAR = 8, 24
-#: Questions after the pairs, in the test.
+#: Number of questions after the pairs in the test.
 FAR = 4 * NEAR
 BATCH, TEST, LR = 32, 256, 5e-3
-#: The kinds of answers, and their plurals.
+#: Plurals of the kinds of answers.
 ANSWERS = {"parity": "parities", "value": "values"}
-#: If you know both values but not which one counts, you are right about as often.
+#: Accuracy of a model that knows both values, but not which of them is right.
 HALF = (1 + 1 / VALUES) / 2
-#: Shares above which a stack solves its part, and below which it does not: a little
-#: more than a guess between two answers.
+#: Accuracy above which a stack solves its part, and accuracies of a failed part.
+#: A failed part is at most a little better than a guess between two answers.
 SOLVED, AT_MOST = 0.95, {"parity": 0.65, "value": 0.7}
 
 
@@ -62,9 +62,9 @@ def points(quick: bool) -> list[Point]:
 
 
 def run(point: Point) -> Point:
-    """Train, and return the number of parameters, the right answers, and the curve.
+    """Train a stack, and return its parameter count, accuracies and training curve.
 
-    Shares of right parities and values are given at both lengths.
+    Accuracies on parities and values are given at both lengths.
     """
     torch.manual_seed(point["seed"])
     pairs, budget = point["pairs"], point["budget"]
@@ -83,7 +83,7 @@ def run(point: Point) -> Point:
 
 
 def build(stack: str, pairs: int) -> Recaller:
-    """Build it without positions and convolution: embeddings have the token before."""
+    """Build a `Recaller` for a stack of mixers, without positions or convolution."""
     mixers, limit = STACKS[stack]
     options = {}
     if "gated-delta" in mixers:
@@ -98,15 +98,15 @@ def build(stack: str, pairs: int) -> Recaller:
 
 
 def sequences(batch: int, pairs: int, asks: int) -> Batch:
-    """Draw each key once with a value, in random order; then bits and queries in turn.
+    """Draw sequences of key-value pairs in random order, then bits and queries in turn.
 
     - `pairs`: number of keys, which is even: tokens from 0. Then come the tokens of
       `VALUES` values, of the bits 0 and 1, and of the questions, one for each key.
     - `asks`: number of bits, and of questions.
     - Returns the tokens and the answer after each, `[batch, 2 (pairs + asks)]`.
       After a bit, this is the parity of all bits so far, as a bit. After a question
-      it is the value of its key if the parity is 0; otherwise that of the key's
-      neighbour, the other one of 0 and 1, of 2 and 3, and so on.
+      it is the value of its key if the parity is 0; otherwise the value of the key's
+      neighbour: 0 and 1 are neighbours, 2 and 3, and so on.
     """
     bit = pairs + VALUES
     keys = torch.rand(batch, pairs).argsort(-1)
@@ -126,14 +126,14 @@ def _in_turn(a: Tensor, b: Tensor) -> Tensor:
 
 
 def score(model: Recaller, pairs: int, asks: int, suffix: str = "") -> Point:
-    """Return the shares of right parities and of right values."""
+    """Return the accuracies of a model on parities and on values."""
     every = right(model, *sequences(TEST, pairs, asks)).view(-1, 2)
     parity, value = (round(share, 4) for share in every.mean(0).tolist())
     return {f"parity{suffix}": parity, f"value{suffix}": value}
 
 
 def claims(points: Points):
-    """Compare trained models: claims of ours, since the paper trains nothing."""
+    """Yield our own claims on trained stacks, since the paper trains no models."""
     few, many = points(pairs=FEW), points(pairs=MANY)
     deep = [stack for stack in DEEP if points(stack=stack)]
     for what, stack, solved in (

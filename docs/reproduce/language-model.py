@@ -24,10 +24,10 @@ COST = "quick: 7 min of one core; full: 3 hours"
 #: A mixer, and the feature map of its keys.
 Name = tuple[str, str]
 SOFTMAX, ROTARY, XL = ("softmax", ""), ("softmax-rotary", ""), ("transformer-xl", "")
-#: The controls: no memory, and attention behind the same convolution.
+#: Names of the controls: no memory, and attention after the same convolution.
 CONVOLUTION, CONVOLVED = ("convolution", ""), ("softmax-convolution", "")
-#: Validation perplexity per word on WikiText-103, small models, of the sum and the delta
-#: rule with each feature map; that of softmax attention is 33.0.
+#: Published perplexities per word of the sum and the delta rule, by feature map.
+#: Models are small; softmax attention has 33.0 on WikiText-103 (validation).
 PUBLISHED = {
     "linear": (37.1, 34.1),
     "favor-half": (39.0, 36.1),
@@ -42,11 +42,11 @@ MAPS = {
     "dpfp": "DPFP",
     "identity": "unit keys",
 }
-#: The loss of softmax attention, in nats per character.
+#: Published loss of softmax attention (nanoGPT), in nats per character.
 NANOGPT = 1.88
-#: The difference to the published features of FAVOR+. It changes the order.
+#: Difference from the paper's FAVOR+, which changes the order of results.
 DRAWN = "FAVOR+ drawn once (theirs at every training step)"
-#: The mixers of the question why, with four settings each, and their feature maps.
+#: Mixers that run in four settings each, and their feature maps.
 USUAL = {
     "delta": "dpfp",
     "gated": "linear",
@@ -55,13 +55,13 @@ USUAL = {
     "sum": "linear",
 }
 OTHERS = ("gated", "fwp", "gated-delta", "sum")
-#: The range of the third chart; losses above are written beside it.
+#: Limits of the third chart. Larger losses are written beside it.
 NEAR, FAR = 1.75, 2.6
 
 
 def points(quick: bool) -> list[Point]:
     rules = [(rule, map) for map in PUBLISHED for rule in ("sum", "delta")]
-    # The delta rule lacks a decay, keys of length 1, or both.
+    # Variants of the gated delta rule without unit keys, and without decay.
     lacking = [("gated-delta", "dpfp"), ("delta", "identity")]
     usual = [(mixer, USUAL[mixer]) for mixer in ("gated-delta", "gated", "fwp")]
     models = [SOFTMAX, *rules, ROTARY, XL, *lacking, *usual, CONVOLUTION, CONVOLVED]
@@ -89,7 +89,7 @@ def mixer(point: Point) -> Mixer:
     return (MIXERS | own)[name]
 
 
-# --- What came out ------------------------------------------------------
+# --- Claims and figures -------------------------------------------------
 
 
 def claims(points: Points):
@@ -137,7 +137,7 @@ def claims(points: Points):
 
 
 def why(points: Points):
-    """Claim when the delta rule ends behind the rules that forget."""
+    """Yield claims on the settings in which the delta rule has the lowest loss."""
     for name, some in comparisons(points).items():
         ends = {mixer: some(mixer=mixer)["loss"] for mixer in USUAL}
         best = min(OTHERS, key=lambda mixer: middle(ends[mixer]))
@@ -147,7 +147,7 @@ def why(points: Points):
 
 
 def as_usual(points: Points) -> Points:
-    """Leave out points that are varied for the question why."""
+    """Keep the points with the usual window, rate and size, and no carried state."""
     same = points(block=64, carry=0)
     return Points(
         p for p in same if p["lr"] == LR[p["size"]] and p["size"] != "nanogpt"
@@ -155,7 +155,7 @@ def as_usual(points: Points) -> Points:
 
 
 def comparisons(points: Points) -> dict[str, Points]:
-    """Return the points of the question why, by what is changed for all mixers."""
+    """Group the points of `USUAL` by the setting that changes for all mixers."""
     own = Points(p for p in points if p["map"] == USUAL.get(p["mixer"], ""))
     return {
         "windows of 64": as_usual(own),
@@ -166,9 +166,9 @@ def comparisons(points: Points) -> dict[str, Points]:
 
 
 def saved(points: Points, map: str) -> list[float]:
-    """Return what each seed of the delta rule saves of the sum rule's loss.
+    """Return how far each delta rule loss is below the sum rule's median, in per cent.
 
-    In per cent of the sum rule's median; minus infinite if it diverged.
+    A diverged delta rule gives minus infinity, a diverged sum rule no numbers.
     """
     loss = middle(points(mixer="sum", map=map)["loss"])
     ends = [] if isinf(loss) else points(mixer="delta", map=map)["loss"]
@@ -188,7 +188,7 @@ def draw(points: Points):
     usual = as_usual(points)
     models: dict[str, Points] = {}
     for name, own in usual.by("mixer", "map").items():
-        # A feature map only where there are several.
+        # Name the feature map only if a mixer has several.
         one = name[1] and len(usual(mixer=name[0]).by("map")) == 1
         models[name[0] if one else label(name)] = own
     full = points[0]["size"] != "small"
@@ -211,7 +211,7 @@ def draw(points: Points):
 
 
 def draw_models(ax, models: Mapping[str, Points]):
-    """Draw the losses of all models, the best first."""
+    """Draw the losses of all models as rows, the lowest median first."""
     names = sorted(models, key=lambda name: middle(models[name]["loss"]))
     looks = {"sum": (TRAINED, "s"), "delta": (FAST, "o"), "others": (OTHER, "D")}
     for rule, look in looks.items():
@@ -221,7 +221,7 @@ def draw_models(ax, models: Mapping[str, Points]):
 
 
 def draw_savings(ax, points: Points):
-    """Draw ours, and those of the published losses, the logarithms of perplexities."""
+    """Draw the savings of our losses and of the published log perplexities."""
     ours = {MAPS[map]: saved(points, map) for map in PUBLISHED}
     theirs = {
         MAPS[map]: [100 * (1 - log(delta) / log(sums))]

@@ -17,20 +17,20 @@ TITLE = "Texts that are longer than those of training"
 SOURCE = "ours, after Press et al. 2022"
 COST = "quick: 3 min of one core; full: 26 min"
 
-#: The length of training, and longer ones.
+#: Window lengths: the training length first, then longer ones for tests.
 LENGTHS = (64, 128, 256, 512, 1024)
-#: Characters that are read at once.
+#: Number of characters per forward pass of a test.
 READ = 8192
-#: The delta rule with the keys of the gated delta rule: only the decay is missing.
+#: Name of the delta rule with the unit keys of the gated delta rule, but no decay.
 UNIT = "delta, unit keys"
-#: Softmax attention that takes any length, and this delta rule.
+#: Mixers of this experiment: controls, softmax attention for any length, delta rule.
 OWN = text.CONTROLS | {
     "softmax-rotary": text.ROTARY_SOFTMAX,
     "softmax, no positions": Mixer(lambda s: SoftmaxAttention(s.d_model, s.heads)),
     UNIT: text.fast_weights("delta", "identity"),
 }
-#: Mixers of the quick version, and all others that take any length. Softmax
-#: attention and the other forms of AFT learn positions only within the window.
+#: Mixers of the quick version, and all further mixers that take any length.
+#: Softmax attention and other AFT layers learn positions only within the window.
 QUICK = ("softmax-rotary", "transformer-xl", "sum", "gated", "delta", "gated-delta")
 QUICK += (text.ALONE, text.CONVOLVED)
 NAMES = (
@@ -69,13 +69,13 @@ def by_length(run: text.Run) -> Point:
 
 
 def changes(points: Points, length: int = LENGTHS[-1]) -> Numbers:
-    """Return how far the losses at `length` are above those at the training length."""
+    """Return the losses at `length` minus the losses at the training length."""
     before, after = points[f"loss_{LENGTHS[0]}"], points[f"loss_{length}"]
     return [*map(text.above, after, before)]
 
 
 def claims(points: Points):
-    """Compare seed by seed: the same model reads the same characters."""
+    """Yield claims seed by seed, since the same model reads the same characters."""
     short, *_, long = LENGTHS
     ends = {name: changes(own) for name, own in points.by("mixer").items()}
     for name, end in ends.items():
@@ -103,7 +103,7 @@ def draw(points: Points):
         ax.set_title(name)
         ax.set_xscale("log", base=2)
         ax.set_xticks(LENGTHS, [*map(str, LENGTHS)])
-        # The scale shows small gains beside large losses.
+        # A symmetric log scale shows small gains beside large losses.
         ax.set_yscale("symlog", linthresh=0.02)
         ax.set_yticks((-0.02, 0, 0.02, 0.2), ("−0.02", "0", "0.02", "0.2"))
     return figure

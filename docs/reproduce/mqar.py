@@ -25,13 +25,13 @@ SOURCE = "Arora et al. 2023, and the authors' repository"
 COST = "quick: 5 min of one core; full: about 38 min"
 
 PAIRS = 4
-#: Numbers of keys that return with a new value, and the names of the tasks.
+#: Names of the tasks, by the number of keys that return with a new value.
 TASKS = {0: "each key once", PAIRS: "every key returns"}
-#: Numbers of sequences: for training, the same ones in every epoch, and others.
+#: Number of training sequences (the same in every epoch), of test sequences, per batch.
 TRAIN, TEST, BATCH = 10_000, 1_000, 32
-#: Training ends with the first epoch that ends above this accuracy.
+#: Test accuracy above which training ends after an epoch.
 SOLVED = 0.99
-#: Places of queries are drawn in proportion to this power of their number.
+#: Exponent of the power law from which the positions of queries are drawn.
 POWER = -0.99
 LR, DECAY = 1e-2, 0.1
 #: Mixers, with their colour, marker and line.
@@ -86,12 +86,12 @@ def run(point: Point) -> Point:
 
 
 def sequences(count: int, returns: int, vocabulary: int, time: int) -> Batch:
-    """Draw pairs, those that return, and queries among random tokens.
+    """Draw sequences with pairs, returning keys, and queries among random tokens.
 
     - `returns`: number of keys that are shown a second time, from 0 to `PAIRS`.
     - Returns the tokens and the answer after each, `[count, time]`: the most
       recent value of a queried key, elsewhere `UNASKED`. Keys are tokens from 1,
-      and values are in the upper half; no sequence has one twice.
+      and values are from the upper half, without repetition.
     """
     half, shown = vocabulary // 2, PAIRS + returns
     keys = torch.rand(count, half - 1).argsort(-1)[:, :PAIRS] + 1
@@ -108,11 +108,11 @@ def sequences(count: int, returns: int, vocabulary: int, time: int) -> Batch:
 
 
 def build(mixer: str, vocabulary: int, time: int) -> LanguageModel:
-    """Build two layers with one head, as in the authors' example.
+    """Build a language model of two layers with one head, as in the authors' example.
 
     Fast weights have a convolution of width 4 before their keys, so that a value
-    and its key meet; the authors' example has one in front of theirs, too. The keys
-    of the delta rules are their own features, of length 1.
+    meets its key, as in the authors' example. The keys of the delta rules have
+    length 1 and no feature map.
     """
     features, norm = (ELU1(), None) if mixer == "sum" else (Identity(), "l2")
     fast_weights = Mixer(
@@ -127,7 +127,7 @@ def build(mixer: str, vocabulary: int, time: int) -> LanguageModel:
 
 
 def claims(points: Points):
-    """Claim which mixers solve which task; attention and single keys are published."""
+    """Yield a claim for each task and mixer. Only one of the claims is published."""
     tokens, epochs = (points[0][name] for name in ("vocabulary", "epochs"))
     protocol = f"{tokens} tokens for 8,192, width {WIDTH} for 64 and more, {TRAIN:,} "
     protocol += f"sequences for 100,000, {epochs} epochs for 64, one learning rate"
@@ -151,7 +151,7 @@ def draw(points: Points):
     figure, axes = plots.panels(6.4, len(TASKS), sharex=True)
     for ax, (returns, task) in zip(axes, TASKS.items(), strict=True):
         for mixer, look in LOOKS.items():
-            # A run that has ended stays where it was.
+            # Continue the curve of an ended run at its last accuracy.
             own = [
                 {"epoch": epoch, "accuracy": curve[min(epoch, len(curve)) - 1]}
                 for curve in points(mixer=mixer, returns=returns)["curve"]

@@ -21,8 +21,8 @@ TITLE = "Which rules can replace a value"
 SOURCE = "Schlag et al. 2021, setting 2, Figs. 3 (S = 20) and 5"
 COST = "quick: 3 min of one core; full: 1.9 hours"
 
-#: Final losses in the authors' logs, evaluated at L = S; one seed each. (Figure
-#: 5; Figure 3 shows S = 20.) One log ends at step 300.
+#: Final losses in the authors' logs, evaluated at L = S, with one seed each.
+#: Figure 5 shows them, and Figure 3 shows S = 20. One log ends at step 300.
 PUBLISHED = columns("""
   S  delta/dpfp-1  delta/dpfp-2  delta/linear  sum/dpfp-1  fwm/dpfp-1  fwm/tanh  delta/favor-64
  20        0.0008        0.0010        0.0008      0.1048      0.0505    1.6900          0.1094
@@ -36,12 +36,11 @@ PUBLISHED = columns("""
 180        0.1384        0.0004        0.3220      0.2097      4.0320   85.7000               -
 200        0.1855        0.0008        0.3425      0.2386      2.2820   96.9000               -
 """)
-#: Sizes of the full version, and of the quick one.
+#: Numbers of keys in the full version, and in the quick version.
 SIZES, QUICK = (20, 40, 60, 80, 100, 120, 140, 200), (8, 16)
-#: `fwm` keeps the fast weights of every step for its gradient: small S only, and
-#: one key, as its time goes into the sequence. The paper describes the gated rule
-#: and does not run it. For delta with DPFP-1, losses between the edges are of both
-#: kinds.
+#: Rows of the grid. The paper does not run the gated rule.
+#: `fwm` stores the fast weights of all steps, so it runs with small S and one key.
+#: With delta and DPFP-1, losses between the edges are partly solved.
 ROWS: tuple[tuple[Any, ...], ...] = (
     ("sum", "dpfp-1", WRONG, SIZES, (0, 0), QUICK, (8,), (20,), "D", "-."),
     ("gated", "dpfp-1", SERIES[1], SIZES[:5], None, QUICK, (), (20,), "v", "--"),
@@ -77,11 +76,11 @@ SUM, GATED, FWM, FWM_TANH, LINEAR, DPFP_1, DPFP_2, FAVOR = SETTING.series
 def claims(points: Points):
     quick = narrow(points)
     if len(points) < len(SETTING.points(quick)):
-        return  # claims are about all sizes
+        return  # The claims need all sizes.
     yield from SETTING.edges(points)
     for ask in (ALL, ONE):
         yield gap(points(ask=ask, map="dpfp-1"), ask)
-    # From the lowest to the highest published loss.
+    # Order the rules from the lowest to the highest published loss.
     rules, S, where = [DPFP_1, FWM, SUM, FWM_TANH], 20, "(Fig. 3)"
     if quick:
         rules, S, where = rules[:3], 8, "at S = 20 (Fig. 3)"
@@ -119,7 +118,7 @@ def claims(points: Points):
 
 
 def gap(points: Points, ask: str) -> Claim:
-    """Claim that the delta rule is below the sum rule at every size that both have."""
+    """Return a claim that delta has a lower loss than sum at every common size."""
     low, high = (by_size(s.of(points)) for s in (DPFP_1, SUM))
     sizes = [S for S in low if S in high]
     theirs = [
@@ -135,7 +134,7 @@ def gap(points: Points, ask: str) -> Claim:
         worst=lambda gap: -gap,
         protocol=protocol(points),
     )
-    # Seeds that overlap can't be seen in differences of medians.
+    # Differences of medians do not show whether seeds overlap.
     overlap = any(max(low[S]) >= min(high[S]) for S in sizes)
     seeds = min(len(side[S]) for side in (low, high) for S in sizes)
     apart = False if overlap else True if seeds >= 3 else None
@@ -147,7 +146,7 @@ def draw(points: Points) -> Figure:
     figure, (left, right) = plots.grid(2, "number of keys $S$", "loss", height=3.6)
     for s in SETTING.series:
         own = points(rule=s.rule, map=s.map)
-        if not own or s is FWM_TANH:  # far above the chart
+        if not own or s is FWM_TANH:  # These losses are far above the chart.
             continue
         look = (s.color, s.marker, s.line)
         most = own(ask=ALL) or own

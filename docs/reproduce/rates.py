@@ -19,9 +19,9 @@ TITLE = "One learning rate for all, or one for each"
 SOURCE = "ours"
 COST = "quick: 5 min of one core; full: 4 hours"
 
-#: The controls: no memory; attention with rotary positions; and both.
+#: Names of the controls: no memory, attention after a convolution, rotary attention.
 ALONE, CONVOLVED, ROTARY = text.ALONE, text.CONVOLVED, "attention, rotary"
-#: Fast weights behind the same convolution.
+#: Rule and feature map of fast weights after the same convolution, by name.
 BEHIND = {
     "convolution + delta": ("delta", "dpfp"),
     "convolution + gated-delta": ("gated-delta", "identity"),
@@ -31,18 +31,18 @@ OWN |= {
     name: text.fast_weights(*layer, conv_size=text.CONVOLUTION_SIZE)
     for name, layer in BEHIND.items()
 }
-#: The other mixers of the README's table.
+#: Further mixers of the README's table.
 BARE = (
     *("softmax", "transformer-xl", "sum", "gated", "delta", "gated-delta", "fwp"),
     *("aft-simple", "aft-full", "aft-local", "aft-conv", "feedback", "feedback-shared"),
 )
 #: Mixers of the quick version.
 FEW = ("sum", "delta", "gated-delta", ALONE, ROTARY, CONVOLVED)
-#: The rates of all mixers; the first full one is that of the README.
+#: Learning rates of all mixers. The README uses the first rate of the full version.
 RATES = {"quick": (1e-3, 4e-3, 1.6e-2), "full": (1e-3, 3e-3, 1e-2, 3e-2)}
-#: Mixers that are best at the highest of these have run at a higher one, too.
+#: Higher rates, for mixers that are best at the highest of these rates.
 HIGHER = {"aft-full": 1e-1, "aft-local": 1e-1, "aft-conv": 1e-1}
-#: The rate that the first seed has chosen, at which two more run.
+#: Learning rate chosen with the first seed, at which two more seeds run, by mixer.
 CHOSEN = {
     **dict.fromkeys(
         ("attention, rotary", "transformer-xl", "gated", "gated-delta"), 3e-3
@@ -53,7 +53,7 @@ CHOSEN = {
     **dict.fromkeys(("aft-full", "aft-local", "aft-conv"), 3e-2),
     **dict.fromkeys(("fwp", "feedback", "feedback-shared"), 3e-3),
 }
-#: Mixers of which the first should end below the second, each at its best rate.
+#: Pairs of mixers, the first of which should have a lower loss at its best rate.
 ORDERS = (
     ("delta", "sum"),
     ("gated", "delta"),
@@ -63,7 +63,7 @@ ORDERS = (
     ("feedback", "transformer-xl"),
     ("convolution + gated-delta", "convolution + delta"),
 )
-#: Colours of the mixers that a reader follows first.
+#: Colours of the mixers that the figure highlights.
 LOOKS = {"sum": OTHER, "delta": FAST, "gated-delta": FEATURES}
 LOOKS |= {ALONE: WRONG, ROTARY: TRAINED}
 
@@ -91,7 +91,7 @@ def mixer(point: Point) -> Mixer:
 
 @torch.no_grad()
 def halves(run: text.Run) -> Point:
-    """Measure the loss of each half of the validation text."""
+    """Measure the loss on each half of the validation text."""
     block = run.config.block
     windows = run.val_tokens.long().unfold(0, block + 1, block)
     losses = []
@@ -101,11 +101,11 @@ def halves(run: text.Run) -> Point:
     return dict(zip(("chosen_by", "loss"), losses, strict=True))
 
 
-# --- What came out ------------------------------------------------------
+# --- Claims and figures -------------------------------------------------
 
 
 def best(points: Points) -> dict[str, Numbers]:
-    """Return the losses of each mixer at its rate of the lowest loss on the other half."""
+    """Return each mixer's losses at the rate chosen on the other half of the text."""
     chosen = tried(points).at_best_rate("mixer", by="chosen_by")
     return {
         mixer: points(mixer=mixer, lr=own[0]["lr"])["loss"]
@@ -114,14 +114,14 @@ def best(points: Points) -> dict[str, Numbers]:
 
 
 def tried(points: Points) -> Points:
-    """Keep the seeds of a mixer that have run at every rate: these choose."""
+    """Keep only seeds of a mixer that have run at every rate, to choose its rate."""
     rates = {*points["lr"]} - {*HIGHER.values()}
     groups = points.by("mixer", "seed").values()
     return Points(p for own in groups if {*own["lr"]} >= rates for p in own)
 
 
 def from_the_edge(own: Points) -> int:
-    """Count the rates from the best one of a mixer to the nearer end; 0 = it is one."""
+    """Return the number of rates from a mixer's best rate to the nearer end."""
     rates = sorted(own.by("lr"))
     place = rates.index(own.at_best_rate("mixer", by="chosen_by")[0]["lr"])
     return min(place, len(rates) - 1 - place)
@@ -151,7 +151,7 @@ def claims(points: Points):
 
 
 def draw(points: Points) -> Figure:
-    """Draw which place each mixer has at each rate, and where each has its best one."""
+    """Draw the rank of each mixer at each learning rate, and at its best rate."""
     table = tried(points).by("mixer")
     rates = sorted({*points["lr"]} - {*HIGHER.values()})
     columns = [
@@ -165,7 +165,7 @@ def draw(points: Points) -> Figure:
         at = [(i, own.index(mixer)) for i, own in enumerate(places)]
         color, alpha = LOOKS.get(mixer, INK), 1 if mixer in LOOKS else 0.4
         ax.plot(*zip(*at, strict=True), "o-", color=color, alpha=alpha, markersize=4)
-    names = [f"{lr:g}".lstrip("0") for lr in rates]  # the axis is narrow
+    names = [f"{lr:g}".lstrip("0") for lr in rates]  # The axis is narrow: omit the 0.
     ax.set_xticks(range(len(columns)), [*names, "best"])
     ax.set_xlabel("learning rate")
     ax.invert_yaxis()

@@ -21,11 +21,11 @@ TITLE = "What the delta rule is for: recall when keys return"
 SOURCE = "ours, after Arora et al. 2023"
 COST = "quick: 4 min of one core; full: 76 min"
 
-#: A mixer, and its features: "own", or "dpfp-1" instead.
+#: Name of a mixer, and "own" or "dpfp-1" for its features.
 Name = tuple[str, str]
 DELTA, SUM, SOFTMAX = ("delta", "own"), ("sum", "dpfp-1"), ("softmax", "own")
 GATED, GATED_DELTA = ("gated", "own"), ("gated-delta", "own")
-#: Mixers that are run at all sizes, and those that the full version runs at one.
+#: Mixers that run at all sizes, quick and full, and mixers that run at one size.
 QUICK = (SOFTMAX, DELTA, SUM, GATED, GATED_DELTA)
 FULL = (SOFTMAX, DELTA, SUM, GATED_DELTA)
 OTHERS = (
@@ -33,19 +33,18 @@ OTHERS = (
     *("aft-simple", "aft-full", "aft-local", "aft-conv"),
     *("feedback", "feedback-shared"),
 )
-#: Numbers of keys and of heads of this size.
+#: Numbers of keys and of heads at which all mixers run.
 KEYS, HEADS = 8, 2
 TASKS = {1: "each key once", 2: "keys return with new values"}
 BATCH = 32
-#: Evaluate after each of this many optimiser steps, on this many
-#: sequences, and stop at this accuracy. From half of the budget on, when
-#: sequences are no longer getting longer, stop as well after two evaluations in
-#: a row at chance: at most this many times one of the values in question.
+#: Optimiser steps between evaluations, sequences per evaluation, accuracy to stop at.
+#: From half of the budget on, training also stops after two evaluations at chance.
+#: Chance is an accuracy of at most `CHANCE` divided by the number of keys.
 EVERY, SEQUENCES, SOLVED, CHANCE = 100, 128, 0.999, 1.2
 
 
 def sizes(quick: bool) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Return pairs of keys and heads: first several numbers of keys, then of heads.
+    """Return (keys, heads) settings: one list varies the keys, one varies the heads.
 
     More heads are narrower, so the fast weights are smaller.
     """
@@ -54,7 +53,7 @@ def sizes(quick: bool) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
 
 
 def points(quick: bool) -> list[Point]:
-    """Order points by keys, so that a stopped run has all mixers up to some."""
+    """Return the points by number of keys, so that unfinished runs have all mixers."""
     layers, symbols, budget = (1, 32, 300) if quick else (2, 128, 1000)
     usual, others = sizes(quick)
     grid = {name: usual + others for name in (QUICK if quick else FULL)}
@@ -108,17 +107,17 @@ def run(point: Point) -> Point:
 
 
 def sequences(batch: int, pairs: int, symbols: int, shows: int = 1) -> Batch:
-    """Draw pairs of a key and a value in random order, then every key once.
+    """Draw sequences of key-value pairs in random order, then every key as a query.
 
     - `pairs`: number of keys in a sequence.
-    - `symbols`: number of keys there are, tokens from 0, and of values,
-      tokens from `symbols`; at least `shows * pairs`.
+    - `symbols`: number of possible keys (tokens from 0) and of possible values
+      (tokens from `symbols`); at least `shows * pairs`.
     - `shows`: how often each key is shown, each time with another value.
     - Returns the tokens and the answer after each, `[batch, time]`:
       the most recent value of a queried key, elsewhere `UNASKED`.
     """
     writes = shows * pairs
-    drawn = retrieval(batch, symbols, writes)  # no key and no value twice
+    drawn = retrieval(batch, symbols, writes)  # Keys and values are distinct.
     known, values = drawn.keys[:, :pairs], drawn.values + symbols
     which = torch.rand(batch, writes).argsort(-1) % pairs
     shown = torch.stack([known.gather(1, which), values], -1).flatten(1)
@@ -128,17 +127,17 @@ def sequences(batch: int, pairs: int, symbols: int, shows: int = 1) -> Batch:
     return tokens, torch.cat([torch.full_like(shown, UNASKED), answers], 1)
 
 
-# --- What came out ------------------------------------------------------
+# --- Claims and figures -------------------------------------------------
 
 
 def best(points: Points) -> Points:
-    """Return the points of the best learning rate, for each mixer and size."""
+    """Return the points of each mixer and size at the best learning rate."""
     kinds = ("mixer", "map", "shows", "pairs", "heads")
     return points.at_best_rate(*kinds, by="accuracy", best=max)
 
 
 def by_seed(points: Points, name: Name, shows: int, sizes: list) -> dict[int, list]:
-    """Return the accuracies at these sizes, of the seeds that have all."""
+    """Return the accuracies at `sizes` by seed, for seeds that have all sizes."""
     own = points(mixer=name[0], map=name[1], shows=shows)
     some = Points(p for size in sizes for p in own(pairs=size[0], heads=size[1]))
     found = {seed: each["accuracy"] for seed, each in some.by("seed").items()}
@@ -146,7 +145,7 @@ def by_seed(points: Points, name: Name, shows: int, sizes: list) -> dict[int, li
 
 
 def claims(points: Points):
-    """Judge claims of ours: the papers have curves, and no numbers.
+    """Yield claims of our own, since the papers have curves but no numbers.
 
     A claim counts the worst size of each seed.
     """
@@ -196,7 +195,7 @@ def draw(points: Points):
 
 
 def by_size(part: SubFigure, points: Points) -> None:
-    """Draw the accuracy by number of keys (above) and by size of the state."""
+    """Draw the accuracy by number of keys (above) and by size of the state (below)."""
     axes = part.subplots(2, 2, sharey=True, sharex="row")
     counts = sorted({*points["pairs"]})
     for (above, below), (shows, title) in zip(axes.T, TASKS.items(), strict=True):
@@ -216,7 +215,7 @@ def by_size(part: SubFigure, points: Points) -> None:
 
 
 def by_mixer(part: SubFigure, points: Points) -> None:
-    """Draw a row for every mixer, the best of the second task on top."""
+    """Draw the accuracies of each mixer as a row, sorted by the second task."""
     ax = part.subplots()
     rows = {
         name: {shows: own(shows=shows)["accuracy"] for shows in TASKS}

@@ -1,7 +1,7 @@
 """Solve regression in context: find the solver that a layer implements while it reads.
 
-A layer reads pairs $(x_i, y_i)$ of one unknown linear map, and is asked for
-another $x$. A fast weight layer can hold a linear map: its memory.
+A layer reads pairs $(x_i, y_i)$ of one unknown linear map, and predicts the output
+of another $x$. A fast weight layer can store a linear map in its memory.
 """
 
 from typing import Any
@@ -29,13 +29,13 @@ SOLVERS = {
 }
 #: Variances of the noise in y, and their labels.
 NOISES = {0.0: "no noise", 0.25: "noise"}
-#: Sequences of an optimiser step, and of the test.
+#: Number of sequences per optimiser step, and in the test.
 BATCH, TEST = 64, 8192
 STEPS, LR = 1000, 0.05
 
 
 def sizes(d: int) -> tuple[int, ...]:
-    """Return the numbers of pairs for inputs of this width."""
+    """Return the numbers of pairs per sequence for inputs of width `d`."""
     return d // 2, d, 2 * d, 4 * d
 
 
@@ -70,14 +70,14 @@ def run(point: Point) -> Point:
 
 
 class Layer(nn.Module):
-    """Compute one head whose values are the $y_i$, without the rest of a model."""
+    """Apply one fast weight head with values $y_i$, without the rest of a model."""
 
     def __init__(self, rule: str, d: int) -> None:
         super().__init__()
         self.rule = rule
         self.query, self.key = (nn.Linear(d, d, bias=False) for _ in "qk")
         self.strength = nn.Parameter(torch.zeros(()))
-        # The size of the step of the sum rule; that of the delta rule is beta.
+        # Step size of the sum rule. The step size of the delta rule is beta.
         self.scale = nn.Parameter(torch.ones(()), requires_grad=rule == "sum")
 
     def beta(self) -> Tensor:
@@ -85,12 +85,12 @@ class Layer(nn.Module):
         return self.strength.sigmoid()
 
     def forward(self, x: Tensor, y: Tensor, asked: Tensor) -> Tensor:
-        """Read for `asked` after pairs of `x` and `y`.
+        """Return predictions for the inputs `asked` after the pairs of `x` and `y`.
 
         - `x`, `y`, `asked`: `[batch, n, d]`, `[batch, n]` and `[batch, d]`.
         - Returns `[batch]`.
         """
-        # Only the last output is used.
+        # Only the last output is used, so the query is the same at every step.
         q = self.query(asked)[:, None, None].expand(-1, x.shape[1], 1, -1)
         k, v = self.key(x)[:, :, None], y[..., None, None]
         out: Any
@@ -103,11 +103,11 @@ class Layer(nn.Module):
 
 
 def draw_pairs(batch: int, n: int, d: int, noise: float) -> tuple[Tensor, ...]:
-    """Draw a linear map for each sequence, and inputs of length 1.
+    """Draw a random linear map for each sequence, with inputs of norm 1.
 
     - Returns `x` `[batch, n, d]`, `y` `[batch, n]` with noise of this variance,
-      the input that is asked `[batch, d]`, and its output `[batch]`. An output has
-      variance 1, so that answering 0 has a loss of 1.
+      the input to predict for `[batch, d]`, and its output `[batch]`. An output has
+      variance 1, so that predicting 0 has a loss of 1.
     """
     w, x, e = (
         torch.randn(*shape) for shape in ((batch, d, 1), (batch, n + 1, d), (batch, n))
@@ -118,23 +118,23 @@ def draw_pairs(batch: int, n: int, d: int, noise: float) -> tuple[Tensor, ...]:
 
 
 def error(layer: nn.Module, pairs: tuple[Tensor, ...]) -> Tensor:
-    """Return the mean squared error of the answers of a layer."""
+    """Return the mean squared error of the predictions of a layer."""
     return F.mse_loss(layer(*pairs[:3]), pairs[3])
 
 
 def least_squares(x: Tensor, y: Tensor, asked: Tensor, noise: float) -> Tensor:
-    """Predict with the posterior mean of `w`; no solver is better on average."""
+    """Predict with the posterior mean of `w`, which is optimal on average."""
     x, y, asked = x.double(), y.double(), asked.double()
     inner = x @ x.mT + noise * torch.eye(x.shape[1])
     weights = torch.linalg.pinv(inner, hermitian=True, rtol=1e-9) @ y[..., None]
     return (asked[:, None] @ x.mT @ weights)[:, 0, 0].float()
 
 
-# --- What the solvers reach ----------------------------------------------
+# --- Losses of the solvers -----------------------------------------------
 
 
 def best_step(n: int, d: int, noise: float) -> float:
-    r"""Return the loss of one gradient step of the best size from $W = 0$ on all pairs.
+    r"""Return the loss after one optimal gradient step on all pairs from $W = 0$.
 
     With $M = \sum_i x_i x_i^\top$, a step of size $\eta$ leaves
     $\mathbb E |(I - \eta M) w|^2 / d + \eta^2 \sigma^2 n / d$, where
@@ -144,7 +144,7 @@ def best_step(n: int, d: int, noise: float) -> float:
 
 
 def best_steps(n: int, d: int, noise: float) -> float:
-    """Return the loss of one gradient step after the other, all of the best size.
+    """Return the loss after one gradient step per pair, all of the optimal size.
 
     A step of size beta multiplies the loss by 1 - (2 beta - beta^2) / d on
     average, and adds beta^2 noise / d.
@@ -159,7 +159,7 @@ LAWS = {"sum": best_step, "delta": best_steps}
 
 
 def claims(points: Points):
-    """Claim the theory of solvers; nobody has published these numbers."""
+    """Yield our own claims that trained layers reach the losses of the solvers."""
     d = points[0]["d"]
     most = sizes(d)[-1]
     for noise, words in NOISES.items():

@@ -21,13 +21,13 @@ COST = "quick: 5 min of one core; full: 70 min"
 
 
 class Adding(FastWeightAttention):
-    r"""Compute the layer of the delta rule, but remove nothing.
+    r"""Apply the layer of the delta rule, but do not remove old values.
 
     $W \leftarrow W + \beta\, v \otimes \phi(k)$, with the same parameters, write
     strengths and features.
     """
 
-    step = Causal.step  # the slow path, which calls `_mix`
+    step = Causal.step  # Use the general step, which calls `_mix`.
 
     def _apply_rule(self, x, q, k, v, state, fading=None, **options):
         v = self.gates["beta"](x, k)[..., None] * v
@@ -35,8 +35,8 @@ class Adding(FastWeightAttention):
         return with_state(y)
 
 
-#: Layers by what a write removes: class, rule and feature map. Features are
-#: divided by their sum in the delta rule, and have length 1 with "identity".
+#: Layers by what a write removes: class, rule and feature map.
+#: The delta rule divides features by their sum; "identity" features have length 1.
 LAYERS = {
     "sum": (FastWeightAttention, "sum", "linear"),
     "delta without removal": (Adding, "delta", "linear"),
@@ -46,13 +46,13 @@ LAYERS = {
     "gated delta, unit keys": (FastWeightAttention, "gated_delta", "identity"),
     "delta, DPFP": (FastWeightAttention, "delta", "dpfp"),
 }
-#: The strong baseline, which keeps the whole window.
+#: Name of the strong baseline, which attends to the whole window.
 ATTENTION = "attention, rotary positions"
-#: The control, which has no memory.
+#: Name of the control, which has no memory.
 NONE = "no memory"
-#: Tokens that the short convolution sees; 0 = there is none.
+#: Labels by width of the short convolution in tokens; 0 = no convolution.
 CONVOLUTIONS = {0: "no convolution", 4: "convolution of 4"}
-#: Layers, the first of which should end below the second.
+#: Pairs of layers, the first of which should have a lower loss than the second.
 ORDERS = (
     ("delta", "delta without removal"),
     ("delta", "sum"),
@@ -62,7 +62,7 @@ ORDERS = (
     ("gated delta, unit keys", "gated"),
     ("gated delta, unit keys", "delta, unit keys"),
 )
-#: Layers, the first of which should gain more from a convolution.
+#: Pairs of layers, the first of which should gain more from a convolution.
 GAPS = (
     ("delta", "gated"),
     ("delta, DPFP", "gated"),
@@ -101,7 +101,7 @@ def claims(points: Points):
         ends = [points(conv_size=n, layer=name) for n in (4, 0) for name in pair]
         both = [(text.above(a, b), text.above(c, d)) for a, b, c, d in paired(*ends)]
         sides = [[gaps[i] for gaps in both] for i in (0, 1)]
-        # Seed by seed: the two sides may overlap.
+        # Compare seed by seed, since the two sides may overlap.
         off = [text.above(conv, bare / 2) for conv, bare in both]
         what = f"a convolution halves the gap by which {one} ends above {other}"
         found = order(what, sides).found

@@ -14,7 +14,7 @@ TITLE = "How far back updates can be undone"
 SOURCE = "Schlag et al. 2021, appendix F"
 COST = "quick: half a minute of one core; full: 2 minutes"
 
-#: The ways to undo an update.
+#: Labels of the methods that undo an update.
 METHODS = {
     "stored": "increments stored",
     "inverted": "update inverted",
@@ -25,10 +25,10 @@ LOOKS = {
     "float32": (SERIES[1], "^", "--"),
     "bfloat16": (SERIES[2], "s", ":"),
 }
-#: The norms that features are divided by.
+#: Norms by which features are divided.
 NORMS = ("sum", "l2")
 LENGTHS = (64, 256, 1024, 2048, 4096, 16384)
-#: With an error of this size, a gradient is useless.
+#: Error from which a gradient is useless.
 USELESS = 0.01
 
 
@@ -50,7 +50,7 @@ def run(point: Point) -> Point:
 
 
 def claims(points: Points):
-    """Claim which methods are right at any length, and useless from 2048 steps on.
+    """Yield claims on methods that are exact at any length or useless from 2048 steps.
 
     The paper gives no errors.
     """

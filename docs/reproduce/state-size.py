@@ -26,16 +26,16 @@ TITLE = "Loss against the size of the state, with no truncated context"
 SOURCE = "Schlag et al. 2021, Table 4"
 COST = "quick: 5 min of one core; full: about 2 hours"
 
-#: State in scalars, and validation perplexity per word on WikiText-103 of
-#: the medium model; the Linear Transformer's is above 260.
+#: Published state sizes in scalars, and perplexities per word on WikiText-103.
+#: The models are medium, and the Linear Transformer has a perplexity above 260.
 DELTA = (131_072, 27.8)
 XL = {131_072: 65.7, 1_048_576: 29.3, 2_097_152: 26.4, 6_291_456: 24.6}
-#: Tokens of segment memory, and of a segment.
+#: Tokens of the segment memory, and of a segment, by size.
 MEMORIES = {"nanogpt": (8, 32, 128), "small": (4, 16, 64)}
-#: Sizes of the small models with the delta rule, by their optimiser steps.
+#: Sizes of the small models with the delta rule, by number of optimiser steps.
 SMALL = {400: "small", 1600: "small-1600", 6400: "small-6400"}
 RATES = (4e-3, 1e-3, 2.5e-4)
-#: Characters that are read with a state made in one way or another.
+#: Number of characters on which a stale and a fresh state are compared.
 AHEAD = 1024
 
 
@@ -76,11 +76,10 @@ def mixer(point: Point) -> Mixer:
 
 def run(point: Point) -> Point:
     run = text.new_run(point | {"carry": 1}, mixer(point))
-    # A step for each segment takes long, so small models read as many
-    # sequences at once as in training, instead of one.
+    # One sequence would take many steps, so small models evaluate a batch at once.
     run.eval_rows = 1 if point["size"] == "nanogpt" else run.config.batch
     result = text.train(run)
-    result["state_size"] = run.model.state_size(10**9)  # at its largest
+    result["state_size"] = run.model.state_size(10**9)  # The maximum size.
     result["windows_loss"] = finite(run.evaluate(carry=False))
     if not point["memory"]:
         return result | by_position(run) | by_state(run)
@@ -91,9 +90,9 @@ def run(point: Point) -> Point:
 
 
 def by_memory(run: text.Run, memory: int) -> float | None:
-    """Measure the loss of a Transformer-XL with less memory, and segments as long.
+    """Measure the loss of a Transformer-XL with memory and segments cut to `memory`.
 
-    As in appendix F of the paper: one model, cut at evaluation.
+    Appendix F of the paper also cuts one trained model at evaluation.
     """
     for part in run.model.modules():
         if isinstance(part, RelativeAttention):
@@ -103,12 +102,12 @@ def by_memory(run: text.Run, memory: int) -> float | None:
 
 @torch.no_grad()
 def by_state(run: text.Run) -> Point:
-    """Measure the loss of the text that would come next in training, with two states.
+    """Measure the loss on the next training text with a stale and with a fresh state.
 
-    The final weights read it. `stale_loss` is with the state that training has
-    carried: each part of it was written by the weights of its time. `own_loss`
-    is with the state that the final weights make of the same text, which has
-    `carried` characters.
+    The final weights read the text. `stale_loss` uses the state that training has
+    carried, which earlier weights have written. `own_loss` uses the state that the
+    final weights compute from the same past text, which has `carried`
+    characters.
     """
     block, rows = run.config.block, in_rows(run.train_tokens, run.config.batch).long()
     past = run.step % ((rows.shape[1] - 1) // block) * block
@@ -126,10 +125,10 @@ def by_state(run: text.Run) -> Point:
 
 @torch.no_grad()
 def by_position(run: text.Run) -> Point:
-    """Measure the loss with carried state, and how large the state becomes.
+    """Measure the loss and the norm of the carried state by position in the text.
 
-    In parts of the text that double: the lowest and the last loss of a part, and the
-    norm of a head's fast weights, the mean over layers and heads, after the first and
+    The parts of the text double in length. Returned are the lowest and last loss of a
+    part, and the norm of fast weights (mean over layers and heads) after the first and
     the last part; None if the state is not fast weights alone.
     """
     tokens = in_rows(run.val_tokens, run.eval_rows).long()
@@ -157,7 +156,7 @@ def by_position(run: text.Run) -> Point:
     }
 
 
-# --- What came out ------------------------------------------------------
+# --- Claims and figures -------------------------------------------------
 
 
 def claims(points: Points):
@@ -183,7 +182,7 @@ def claims(points: Points):
     alone = table(model=text.ALONE)["loss"]
     yield text.below("gated delta: below delta", [gated["loss"], ends])
     yield text.below(f"gated delta: below {text.ALONE}", [gated["loss"], alone])
-    # From the first window to the last position.
+    # Growth of the norm from the first window to the last position.
     growth = [
         [(p["last_norm"] or inf) / p["first_norm"] for p in some if p.get("first_norm")]
         for some in (gated, delta)
@@ -203,7 +202,7 @@ def published(what: str, perplexities: str, *sides: Numbers) -> Claim:
 
 
 def carried(points: Points):
-    """Claim when carried state helps the delta rule. Each seed is its own pair."""
+    """Yield claims on when carried state helps the delta rule, seed by seed."""
     for (steps, lr), some in small(points).by("steps", "lr").items():
         for one, other, what in (
             ("loss", "windows_loss", "loss in windows minus with carried state"),
@@ -223,13 +222,13 @@ def of_the_table(points: Points) -> Points:
 
 
 def small(points: Points) -> Points:
-    """Return the small models with the delta rule, with their optimiser steps."""
+    """Return the points of small delta rule models, with their optimiser steps."""
     own = points(model="delta", map="linear")
     return Points(p | {"steps": n} for n in SMALL for p in own(size=SMALL[n]))
 
 
 def cut(points: Points) -> Points:
-    """Return Transformer-XL with each memory, cut at evaluation; the smallest first."""
+    """Return points of Transformer-XL cut at evaluation, the smallest memory first."""
     some = [
         {
             "memory": int(memory),
@@ -243,7 +242,7 @@ def cut(points: Points) -> Points:
 
 
 def draw(points: Points):
-    """Draw losses and states in multiples of the delta rule's.
+    """Draw losses and state sizes relative to the delta rule's.
 
     Small models with the delta rule are drawn with carried state and in windows.
     """

@@ -24,24 +24,24 @@ TITLE = "What the delta rule can compute, and what a decay is for"
 SOURCE = "Grazzi et al. 2024, Table 3; Siems et al. 2025"
 COST = "quick: 1 min of one core; full: 5 min"
 
-#: The compositions: weights, number of items, maximum of beta, updates per token.
+#: Settings of a composition: weights, items, maximum of beta, updates per token.
 COMPOSE = ("weights", "items", "limit", "steps")
 PARITY = [("trained", 2, 1, 1), ("trained", 2, 2, 1)]
 THREE = [("trained", 3, limit, steps) for limit in (1, 2) for steps in (1, 2)]
 FOUR = [("trained", 4, *each) for each in ((1, 3), (2, 1), (2, 2), (2, 3))]
 BY_HAND = [("by hand", items, 2, items - 1) for items in (2, 3, 5)]
-#: Train on sequences of up to this many tokens, evaluate at these lengths.
+#: Length of the longest training sequences, and length of a longer test.
 NEAR, FAR = 32, 256
 #: Width of keys and values of the permutations.
 WIDTH = 8
 LR, BATCH = 1e-2, 64
-#: The training, in words.
+#: Hyper-parameters of the training, as texts for the page.
 SETUP = {"optimiser": "Adam", "schedule": "falls along a cosine"}
 SETUP |= {"lr": LR, "batch": BATCH}
-#: Pairs per topic, width of the keys, and the tasks with their numbers of topics.
+#: Pairs per topic, width of the keys, and number of topics of each task.
 PAIRS, D_KEY = 32, 128
 TOPICS = {"one topic": 1, "topics": 8}
-#: The decay per step of each gate; None = it erases at new topics.
+#: Decay per step of each gate; None = the gate erases at new topics.
 NO_DECAY, DECAY, ERASE = "no decay", "0.97 per step", "erase at a new topic"
 FORGET = {NO_DECAY: 1.0, DECAY: 0.97, "0.9 per step": 0.9, ERASE: None}
 
@@ -79,23 +79,23 @@ def run(point: Point) -> Point:
 
 @cache
 def permutations(items: int) -> Tensor:
-    """Return all of them, `[count, items]`."""
+    """Return all permutations of `items` items, `[count, items]`."""
     return torch.tensor([*itertools.permutations(range(items))])
 
 
 @cache
 def compositions(items: int) -> Tensor:
-    """Return the number of `a` after `b`, `[a, b]`, in the list of all."""
+    """Return the index of the product `a` after `b` for all permutations, `[a, b]`."""
     some = permutations(items)
     return (some[:, some][:, :, None] == some).all(-1).long().argmax(-1)
 
 
 class Composer(nn.Module):
-    """Apply a delta rule whose tokens are permutations.
+    """Compose permutations, given as tokens, with one head of the delta rule.
 
-    Each token has trained keys and strengths; it writes no values, so it
-    only turns what the fast weights hold. A trained state is turned, and
-    one trained query reads it after each token.
+    Each token has trained keys and strengths but no values, so it only rotates
+    the fast weights. They begin with a trained state, and one trained query
+    reads them after each token.
 
     - `items`: number of items that are permuted, at most 8; 2 is parity.
     - `steps`: number of updates per token.
@@ -122,7 +122,7 @@ class Composer(nn.Module):
 
     @torch.no_grad()
     def by_hand(self) -> None:
-        r"""Let two items $i$ and $j$ change places by a reflection.
+        r"""Set the weights so that a reflection swaps two items $i$ and $j$.
 
         With $\beta = 2$ and $k = (e_i - e_j) / \sqrt 2$, the matrix
         $I - \beta\, k k^\top$ is that permutation, and every permutation
@@ -130,7 +130,7 @@ class Composer(nn.Module):
         """
         assert self.limit == 2
         eye, items = torch.eye(WIDTH), self.items
-        self.strength.zero_()  # 0 for updates that a token does not need
+        self.strength.zero_()  # Unneeded updates have strength 0.
         self.k.fill_(1)
         self.q.zero_()
         self.q[:items] = torch.arange(items) - (items - 1) / 2
@@ -144,7 +144,7 @@ class Composer(nn.Module):
 
 
 def swaps(permutation: Tensor) -> list[tuple[int, int]]:
-    """Return pairs to swap, whose matrices multiply to that of the permutation."""
+    """Return pairs of items to swap whose product is the permutation."""
     now, pairs = list(range(len(permutation))), []
     for i, wanted in enumerate(permutation.tolist()):
         j = now.index(wanted)
@@ -155,7 +155,7 @@ def swaps(permutation: Tensor) -> list[tuple[int, int]]:
 
 
 def sequences(items: int, batch: int, length: int) -> Batch:
-    """Draw random tokens, and compose all tokens so far."""
+    """Draw sequences of random permutations, with their compositions as answers."""
     table = compositions(items)
     tokens = torch.randint(len(table), (batch, length))
     answers = [tokens[:, 0]]
@@ -165,10 +165,10 @@ def sequences(items: int, batch: int, length: int) -> Batch:
 
 
 def train(model: Composer, budget: int) -> list[tuple[int, float]]:
-    """Train on sequences that get longer, and return the learning curve."""
+    """Train a model on sequences that get longer, and return the learning curve."""
 
     def adam(parameters: Iterator[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        """Keep `beta` in its range after every step."""
+        """Return an Adam optimizer that keeps `beta` in its range after every step."""
         optimizer = torch.optim.Adam(parameters, lr)
         optimizer.register_step_post_hook(lambda *_: model.strength.data.clamp_(0, 1))
         return optimizer
@@ -185,7 +185,7 @@ def train(model: Composer, budget: int) -> list[tuple[int, float]]:
 
 @torch.no_grad()
 def score(model: Composer, length: int) -> float:
-    """Return the scaled accuracy of the last 8 answers."""
+    """Return the scaled accuracy of the last 8 answers of random sequences."""
     tokens, answers = sequences(model.items, 256, length)
     right = (model(tokens).argmax(-1) == answers)[:, -8:].double()
     return scaled(right.mean().item(), model.tokens)
@@ -196,7 +196,7 @@ def score(model: Composer, length: int) -> float:
 
 @torch.no_grad()
 def recall(topics: int, decay: float | None) -> float:
-    """Return the loss of setting 1 for the pairs of the last topic.
+    """Return the retrieval loss for the pairs of the last topic.
 
     Keys are random and new in every topic; values are one-hot vectors.
     """
@@ -216,12 +216,12 @@ def recall(topics: int, decay: float | None) -> float:
     return round(left.item(), 5)
 
 
-#: The difference to the papers, whose models have trained layers and values.
+#: Difference from the papers, whose models have trained layers and values.
 PROTOCOL = f"one head, trained state; trained on {NEAR} tokens, tested at {FAR}"
 
 
 def composed(points: Points, settings: Iterable[tuple]) -> dict[str, Points]:
-    """Return the points of each setting, by its name."""
+    """Return the points of each composition, by the name of its setting."""
     groups = points.by(*COMPOSE)
     rows = {}
     for at in settings:
@@ -246,7 +246,7 @@ def claims(points: Points):
         ("four items, n < 3 or beta up to 1: not solved", "", FOUR[:3], fail),
     ):
         if settings[0] in FOUR and not points(items=4):
-            continue  # the quick version has none
+            continue  # The quick version has none of these.
         rows = composed(points, settings)
         scores = {name: own["far"] for name, own in rows.items()}
         how = {"spec": ".3f", "x": "", "protocol": PROTOCOL if published else ""}
@@ -255,7 +255,7 @@ def claims(points: Points):
         ("one topic: a decay of 0.97 per step costs", "one topic", NO_DECAY, DECAY),
         ("topics change: erasing the old one helps", "topics", ERASE, NO_DECAY),
     ):
-        # Less by a tenth, seed by seed: the sides may overlap.
+        # Compare seed by seed with a margin of a tenth, since the sides may overlap.
         pairs = paired(*(points(task=task, forget=at) for at in (low, high)))
         sides = [[pair[i] for pair in pairs] for i in (0, 1)]
         off = [a - 0.9 * b for a, b in pairs]

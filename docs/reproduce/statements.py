@@ -18,28 +18,28 @@ from fwlab.fit import SETUP as USUAL
 from fwlab.fit import answer_loss, fit, score
 from fwlab.models import LanguageModel, Mixer
 
-#: Programs for the accuracy.
+#: Number of test programs for the accuracy.
 TEST = 500
-#: The optimiser: takes parameters and `lr`.
+#: Function that builds the optimiser from parameters and `lr`.
 ADAM = partial(torch.optim.Adam, betas=(0.9, 0.98))
-#: The training of models, in words.
+#: Hyper-parameters of the training, as texts for the page.
 SETUP = USUAL | {"optimiser": "Adam, betas 0.9 and 0.98, gradients clipped to 1"}
-#: Claims that accuracies are in this order, the largest first.
+#: Function that claims an order of accuracies, the largest first.
 above = partial(order, sign=">", spec=".1f")
 
 
 def named(model: str, layers: int) -> str:
-    """Name a model by its layers, as in "feedback, 2 layers"."""
+    """Return a model's name with its layers, such as "feedback, 2 layers"."""
     return f"{model}, {layers} layer{'s' if layers > 1 else ''}"
 
 
 def build(
     mixer: Mixer | str, point: Point, heads: int, length: int = 0
 ) -> LanguageModel:
-    """Build a model for the programs of a point.
+    """Build a language model for the programs of a point.
 
-    - `point`: with `statements`, and the model's `layers` and `width`.
-    - `length`: the model reads at least as many tokens.
+    - `point`: has `statements`, and the model's `layers` and `width`.
+    - `length`: minimum number of tokens that the model can read.
     """
     # A condition with its statement is two tokens, and then comes END.
     length = max(2 * point["statements"] + 1, length)
@@ -50,11 +50,11 @@ def build(
 def growing(
     point: Point, variables: int, first: int, share: float
 ) -> Callable[[int], tuple[Tensor, Tensor]]:
-    """Draw programs that get longer during a share of the training.
+    """Return a function that draws programs, which get longer during training.
 
-    - `point`: with `seed`, `batch`, `steps` and the last number of
+    - `point`: has `seed`, `batch`, `steps` and the last number of
       `statements`.
-    - `first`: the number of statements from which they grow.
+    - `first`: number of statements at the start; they grow for a `share` of training.
     - Returns a function that makes the batch of a step, from 0: tokens, and a label
       for every statement.
     """
@@ -70,9 +70,9 @@ def growing(
 
 
 def learn(model: LanguageModel, point: Point, variables: int, first: int) -> Point:
-    """Train while programs grow, and score programs that no training sees.
+    """Train a model on growing programs, and score it on test programs.
 
-    - `point`, `variables`, `first`: as for `growing`; also the highest `rate`.
+    - `point`, `variables`, `first`: as for `growing`; `point` also has a `rate`.
     - Returns the accuracy, the loss, the number of parameters and the learning curve.
     """
     draw = growing(point, variables, first, 0.8)
@@ -85,8 +85,8 @@ def learn(model: LanguageModel, point: Point, variables: int, first: int) -> Poi
 
 
 def tuned(points: Points) -> Points:
-    """Keep the rate with the highest median accuracy, for each model.
+    """Keep the points of each model at the rate with the highest median accuracy.
 
-    It is chosen by the same programs that are scored.
+    The rate is chosen on the same programs that are scored.
     """
     return points.at_best_rate("model", "layers", by="accuracy", best=max, rate="rate")

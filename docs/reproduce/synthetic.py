@@ -20,16 +20,16 @@ from fwlab.models.retriever import ALL, BATCH, GAIN, ONE, SHORT_PATIENCE, SOLVED
 
 
 class Series(NamedTuple):
-    """Hold a rule with a feature map, its training, and its looks.
+    """Hold a rule with a feature map, its grid, its training and its plot style.
 
     - `published`: final losses in the authors' logs, by S; one seed each.
-    - `sizes`: numbers of keys at which all keys are asked. One is asked, as
-      published, where these are anchors of the setting or near the capacity.
-    - `edge`: the last S up to which all published losses are at most 0.001, and
-      the first from which none is; (0, 0) = the rule can't; None = no claim.
-    - `quick`, `quick_one`: sizes of the quick version, by what is asked.
-    - `one`: sizes at which one key is asked instead of these.
-    - `lr`, `batch`: of training with one key.
+    - `sizes`: numbers of keys at which all keys are queried. One key is queried, as
+      published, at sizes that are anchors of the setting or near the capacity.
+    - `edge`: the last S up to which all published losses are at most 0.001, and the
+      first from which none is; (0, 0) = the rule never is; None = no claim.
+    - `quick`, `quick_one`: sizes of the quick version, for all keys and for one key.
+    - `one`: sizes at which one key is queried instead of these sizes.
+    - `lr`, `batch`: learning rate and batch size of training with one key.
     """
 
     published: Mapping[int, float]
@@ -48,19 +48,19 @@ class Series(NamedTuple):
     batch: int = BATCH[ONE]
 
     def of(self, points: Points, **wanted: Any) -> Points:
-        """Select its points, with these values."""
+        """Return the points of the series that have the `wanted` values."""
         return points(rule=self.rule, map=self.map, **wanted)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Define a task and the grids of its series.
+    """Describe a retrieval task and the grids of its series.
 
     - `series`: rules and feature maps.
-    - `repeat`: whether keys return, in sequences of 2S pairs.
+    - `repeat`: True if keys return, in sequences of 2S pairs.
     - `figure`: where the losses were published.
-    - `anchors`: where one key is asked as well.
-    - `d_key`, `budget`: of the quick version: width of keys, optimiser steps.
+    - `anchors`: sizes at which one key is queried as well.
+    - `d_key`, `budget`: key width and optimiser steps of the quick version.
     """
 
     series: tuple[Series, ...]
@@ -71,7 +71,7 @@ class Setting:
     budget: int
 
     def points(self, quick: bool) -> list[Point]:
-        """Order points by S, so that a stopped run has all series up to some S."""
+        """Return the points by S, so that unfinished runs contain all series."""
         d_key, budget = (self.d_key, self.budget) if quick else (64, 20_000)
         grid = []
         for s in self.series:
@@ -82,9 +82,9 @@ class Setting:
             if one is None:
                 one = [S for S in sizes if S in self.anchors or 0.85 <= load[S] <= 1.1]
             for S, ask in [*product(sizes, [ALL]), *product(one, [ONE])]:
-                # Asking one key takes longest.
+                # Training with one key takes longest, so few sizes have three seeds.
                 unsure = 0.6 <= load[S] <= 1.5 and (ask == ALL or s.map == "linear")
-                # The paper has no rule to stop at what can't be solved.
+                # Unlike the paper, stop early at sizes that cannot be solved.
                 short = load[S] > 1.1 or (self.repeat and s.rule == "sum")
                 grid += [
                     {
@@ -103,7 +103,7 @@ class Setting:
         return sorted(grid, key=lambda point: point["S"])
 
     def load(self, rule: str, map: str, S: int, d_key: int, **_: Any) -> float:
-        """Return the keys per feature of a point; 0 = another thing sets the limit."""
+        """Return the number of keys per feature; 0 = features are not the limit."""
         adds = self.repeat and rule == "sum"
         if adds or rule == "fwm" or map.startswith("favor"):
             return 0.0
@@ -116,7 +116,7 @@ class Setting:
     def run(self, point: Point) -> Point:
         S, phi, repeat = point["S"], point["map"], self.repeat
         torch.manual_seed(point["seed"])
-        # Only FAVOR+ as published needs the epsilon to be as published.
+        # Only FAVOR+ needs the epsilon of the paper to reproduce its losses.
         epsilon = retriever.EPSILON if phi.startswith("favor") else 0.0
         model = retriever.Retriever(S, point["d_key"], point["rule"], phi, epsilon)
         how = {name: point[name] for name in ("budget", "batch", "ask", "gain")}
@@ -134,15 +134,15 @@ class Setting:
     # --- Claims -----------------------------------------------------------
 
     def edges(self, points: Points):
-        """Claim where losses are at most 0.001, as published, and where not."""
+        """Yield claims on the sizes that are solved, as published, and that are not."""
         for s, ask, solved in product(self.series, (ALL, ONE), (True, False)):
             if s.edge:
-                # Features that are fewer hold less; attention has none.
+                # Narrower keys have fewer features. Attention has no features.
                 scale = 1 if s.rule == "softmax" else points[0]["d_key"] / 64
                 yield from self.edge(s.of(points, ask=ask), s, ask, solved, scale)
 
     def edge(self, points: Points, s: Series, ask: str, solved: bool, scale: float):
-        """Claim this for one side of the edge of a series, if it has sizes there."""
+        """Yield the claim on one side of a series' edge, if there are such sizes."""
         inside, edge = (le, s.edge[0]) if solved else (ge, s.edge[1])
         own = Points(p for p in points if inside(p["S"], edge * scale))
         sizes = own.by("S")
@@ -154,7 +154,7 @@ class Setting:
             if inside(S, edge) and (S in sizes or narrow(own))
         }
         most, bound = (max, "at most") if solved else (min, "at least")
-        # These losses of softmax attention are not known more precisely.
+        # The published losses of softmax attention are not known more precisely.
         limit = f"{most(theirs.values()):.4f}" if theirs else SOLVED
         yield every(
             f"{s.label}, {ask}: {'' if solved else 'not '}solved {at(sizes, solved)}",
@@ -166,7 +166,7 @@ class Setting:
         )
 
     def agreement(self, points: Points) -> Claim:
-        """Claim that asking all keys ends where asking one key does."""
+        """Return a claim that queries of all keys and of one key give equal losses."""
         off, seeds = {}, []
         for some in points.by("rule", "map", "S").values():
             p, both = some[0], [asked["loss"] for asked in some.by("ask").values()]
@@ -185,12 +185,12 @@ class Setting:
 
 
 def narrow(points: Points) -> bool:
-    """Return whether keys are narrower than the paper's."""
+    """Return True if keys are narrower than in the paper."""
     return points[0]["d_key"] < 64
 
 
 def by_size(points: Points, column: str = "loss") -> dict[int, Numbers]:
-    """Return the numbers of all seeds, by the number of keys."""
+    """Return the values of a column for all seeds, by number of keys."""
     return {S: some[column] for S, some in points.by("S").items()}
 
 
@@ -200,7 +200,7 @@ def protocol(points: Points) -> str:
     parts = [f"keys of width {p['d_key']}"] if narrow(points) else []
     if p.get("ask") == ALL:
         parts.append(f"asks {ALL} of {p['batch']} sequences a step")
-    parts.append(f"{p['budget']:,} optimiser steps at most")  # the authors': 100,000
+    parts.append(f"{p['budget']:,} optimiser steps at most")  # The paper has 100,000.
     if gain:
         rule = f"{SHORT_PATIENCE} evaluations that gain at most {gain:g}"
         parts.append(f"stops after {rule}")
@@ -208,16 +208,16 @@ def protocol(points: Points) -> str:
 
 
 def at(sizes: Collection[int], solved: bool) -> str:
-    """Write sizes: the last solved one, or otherwise the first."""
+    """Return "up to" the largest solved size, or "from" the smallest unsolved size."""
     if len(sizes) == 1:
         return f"at S = {min(sizes)}"
     return f"up to S = {max(sizes)}" if solved else f"from S = {min(sizes)}"
 
 
 def ordered(text: str, points: Points, series: Sequence[Series], S: int, where: str):
-    """Claim that series have this order, the lowest loss first.
+    """Return a claim that the losses of `series` are in this order, lowest first.
 
-    - `points`: of one size, asked in one way.
+    - `points`: points of one size and one kind of query.
     - `S`, `where`: the published size, and its figure.
     """
     losses = {s.label: s.of(points)["loss"] for s in series}
@@ -235,9 +235,9 @@ def near(
     where: str = "logs",
     spec: str = "+.4f",
 ) -> Claim:
-    """Claim that losses are near the published ones of their sizes, if there are any.
+    """Return a claim that losses are near the published losses of the same sizes.
 
-    - `column`: of the losses, as they were evaluated.
+    - `column`: column of the losses, by kind of evaluation.
     """
     own = {S: x for S, x in by_size(points, column).items() if S in theirs}
     losses = [theirs[S] for S in own]

@@ -26,20 +26,19 @@ from fwlab.layers.short_convolution import ShortConvolution
 from fwlab.models import LanguageModel, Mixer
 from fwlab.training import Config, Trainer
 
-#: Sizes of models and runs: nanoGPT's for a CPU, and that of quick versions,
-#: whose heads are as wide as those of the paper's small models. After a name,
-#: a number says how many optimiser steps are run instead.
+#: Sizes of models and runs. Small heads are as wide as in the paper's small models.
+#: A number after a name, as in "nanogpt-1000", replaces the number of optimiser steps.
 SIZES: dict[str, dict[str, Any]] = {
     "nanogpt": {"layers": 4, "d_model": 128, "batch": 12, "steps": 2000},
     "small": {"layers": 2, "d_model": 64, "batch": 6, "steps": 400, "warmup": 25},
 }
 #: The size of full versions: half of nanoGPT's training.
 FULL = "nanogpt-1000"
-#: Learning rates at which the losses are compared.
+#: Learning rates at which the losses are compared, by size.
 LR = {"nanogpt": 1e-3, FULL: 1e-3, "small": 4e-3}
-#: Feature maps by name: of keys of width `d`, without trained parameters.
-#: DPFP and FAVOR+ have the same number of features, twice that of ELU + 1 and
-#: of "favor-half", the FAVOR+ of the paper's Table 2.
+#: Feature maps for keys of width `d`, by name, without trained parameters.
+#: DPFP and FAVOR+ have as many features, twice as many as ELU + 1 and "favor-half".
+#: "favor-half" is the FAVOR+ of the paper's Table 2.
 MAPS: dict[str, Callable[[int], FeatureMap]] = {
     "linear": lambda d: ELU1(),
     "favor": lambda d: FAVOR(d, directions=d),
@@ -47,33 +46,31 @@ MAPS: dict[str, Callable[[int], FeatureMap]] = {
     "dpfp": lambda d: DPFP(nu=1),
     "identity": lambda d: Identity(),
 }
-#: Digits of a text's SHA-256 in results.
+#: Number of digits of a text's SHA-256 in results.
 DIGITS = 12
-#: Names of texts by these digits; `load` adds those that it reads.
+#: Names of texts by the first digits of their SHA-256. `load` adds further texts.
 TEXTS = {
     "86c4e6aa9db7": "Tiny Shakespeare",
     "8a73136f699d": "Tiny Shakespeare, the first 300,000 characters",
 }
-#: A model whose loss, in nats, is not below this has learned little more than bigrams:
-#: bigram counts of the first nine tenths of Tiny Shakespeare have a loss of 2.48 on the
-#: last tenth, and this is 5 % less.
+#: Loss in nats above which a model has learned little more than bigrams.
+#: Bigram counts of Tiny Shakespeare have a loss of 2.48 on the last tenth of the text.
 TRIVIAL = 0.95 * 2.48
-#: Claim an order of losses, all below that of pairs of characters.
+#: Function that claims an order of losses, all below `TRIVIAL`.
 below = partial(order, trivial=TRIVIAL)
-#: The difference to the models of Schlag et al., whose blocks normalise after each
-#: sum, whose outputs have the factor, and whose window slides in evaluation.
+#: Difference from Schlag et al., who normalise after each sum and scale outputs.
+#: Their window slides in evaluation.
 PROTOCOL = "characters, pre-norm, outputs without d_head^(-1/2)"
 WINDOWS = "disjoint windows"
-#: The axis of most figures.
+#: Axis label of most figures.
 LOSS = "validation loss, nats per character"
 
-#: Tokens that the short convolution sees.
+#: Width of the short convolution in tokens.
 CONVOLUTION_SIZE = 4
 
 # --- Models ---------------------------------------------------------------
 
-#: Attention with rotary positions, which needs, like fast weights, no
-#: table of positions.
+#: Softmax attention with rotary positions instead of position embeddings.
 ROTARY_SOFTMAX = Mixer(lambda s: SoftmaxAttention(s.d_model, s.heads, rope=1.0))
 
 
@@ -86,14 +83,14 @@ def fast_weights(
     layer: type[FastWeightAttention] = FastWeightAttention,
     conv_size: int = 0,
 ) -> Mixer:
-    """Combine a rule with a feature map of choice.
+    """Return a mixer that combines a rule with a feature map.
 
     - `rule`: as in `FastWeightAttention`, "gated-delta" for "gated_delta".
-    - `name`: of the feature map. For rules with normalised keys, features
-      are divided by their sum, except the keys themselves ("identity"),
-      whose sum may be 0: they are divided by their length.
+    - `name`: name of the feature map. For rules with normalised keys, features
+      are divided by their sum, but the keys themselves ("identity"), whose sum
+      may be 0, are divided by their length.
     - `normalize`, `positions`: as in `FastWeightAttention` and `Mixer`.
-    - `layer`: its class; `conv_size`: as in `FastWeightAttention`.
+    - `layer`: class of the layer; `conv_size`: as in `FastWeightAttention`.
     """
     rule = rule.replace("-", "_")
     key_norm = None
@@ -109,7 +106,7 @@ def fast_weights(
 
 
 class ConvolutionAlone(FastWeightAttention):
-    r"""Compute the sum rule's layer with a short convolution, but no fast weights.
+    r"""Apply the sum rule's layer with a short convolution, but without fast weights.
 
     It returns $W_o$ times the convolved values: the write of a step, not the read of a
     memory. Queries and keys are computed as usual, and have no effect, so
@@ -117,7 +114,7 @@ class ConvolutionAlone(FastWeightAttention):
     """
 
     packs = skips = False
-    step = Causal.step  # the slow path, which calls `_mix`
+    step = Causal.step  # Use the general step, which calls `_mix`.
 
     def _mix(self, x: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
         qkv = torch.cat([self.to_q(x), self.to_k(x), self.to_v(x)], -1)
@@ -128,16 +125,16 @@ class ConvolutionAlone(FastWeightAttention):
         return (self.conv.size - 1) * self.conv.channels
 
 
-#: The control: it sees this many tokens, and has no memory.
+#: The control, which sees `CONVOLUTION_SIZE` tokens and has no memory.
 CONVOLUTION = fast_weights(
     "sum", "linear", layer=ConvolutionAlone, conv_size=CONVOLUTION_SIZE
 )
 
 
 class ConvolvedAttention(SoftmaxAttention):
-    """Attend with rotary positions, behind the short convolution of fast weights."""
+    """Apply softmax attention with rotary positions after a short convolution."""
 
-    step = Causal.step  # the slow path, which calls `_mix`
+    step = Causal.step  # Use the general step, which calls `_mix`.
 
     def __init__(self, d_model: int, heads: int):
         super().__init__(d_model, heads, rope=1.0)
@@ -157,11 +154,11 @@ class ConvolvedAttention(SoftmaxAttention):
         return super().state_size(time) + (self.conv.size - 1) * self.conv.channels
 
 
-#: The strong baseline, which keeps the whole window, behind the convolution.
+#: Mixer of the strong baseline, which attends to the whole window.
 CONVOLVED_SOFTMAX = Mixer(lambda s: ConvolvedAttention(s.d_model, s.heads))
 
 
-#: Both controls, by their names in tables and charts.
+#: Names of the two controls in tables and charts.
 ALONE, CONVOLVED = "convolution alone", "convolution + attention"
 CONTROLS = {ALONE: CONVOLUTION, CONVOLVED: CONVOLVED_SOFTMAX}
 
@@ -170,10 +167,10 @@ CONTROLS = {ALONE: CONVOLUTION, CONVOLVED: CONVOLVED_SOFTMAX}
 
 
 def points(quick: bool, settings: Iterable[Point]) -> list[Point]:
-    """Return three seeds of each setting.
+    """Return the points of each setting with three seeds.
 
-    - `settings`: with the size, the text and the learning rate of the version,
-      unless they say other ones.
+    - `settings`: settings of the points. A missing size, text or learning rate gets
+      the default of the version.
     """
     size, corpus = ("small", "any") if quick else (FULL, "shakespeare")
     usual = {"size": size, "corpus": corpus, "lr": LR[size]}
@@ -183,11 +180,10 @@ def points(quick: bool, settings: Iterable[Point]) -> list[Point]:
 
 
 def config(point: Point, mixer: Mixer) -> Config:
-    """Configure a run, with as many parameters as softmax attention has.
+    """Return the config of a run, with as many parameters as softmax attention has.
 
-    - `point`: perhaps with `block`, the characters of a window (usually 64; every
-      optimiser step has as many characters as with these), and with `carry`, as in
-      `Config`.
+    - `point`: may have `block`, the characters per window (default 64; characters per
+      optimiser step do not change), and `carry`, as in `Config`.
     """
     name, _, steps = point["size"].partition("-")
     block, options = point.get("block", 64), dict(SIZES[name])
@@ -200,14 +196,14 @@ def config(point: Point, mixer: Mixer) -> Config:
         lr=point["lr"],
         min_lr=point["lr"] / 10,
         seed=point["seed"],
-        eval_every=10**6,  # evaluate only at the end
+        eval_every=10**6,  # Evaluate only at the end.
         device="cpu",
     )
     return replace(c, d_ff=equal_d_ff(mixer, (c.layers, c.heads, c.d_model, block)))
 
 
 def setup(point: Point, mixer: Mixer) -> Point:
-    """Return the hyper-parameters of a run that no setting of its point says."""
+    """Return the hyper-parameters of a run that are not settings of its point."""
     c = config(point, mixer)
     return {
         "optimiser": f"AdamW, betas 0.9 and {c.beta2:g}, weight decay "
@@ -245,11 +241,11 @@ def recorded(sha256: str) -> Point:
 
 
 class Run(Trainer):
-    """Train as `fwlab train` does, with any mixer.
+    """Train a language model with any mixer, as `fwlab train` does.
 
     - `config`: the run; `config.mixer` has no effect. With `carry`, the validation
       text is one long sequence, or as many as `eval_rows` says.
-    - `mixer`: how the model mixes.
+    - `mixer`: the mixer of the model.
     - `text`: all text; the last tenth is for validation.
     """
 
@@ -263,10 +259,10 @@ class Run(Trainer):
         return LanguageModel(vocab_size, self.mixer, *sizes)
 
     def saved_mib(self) -> float:
-        """Return the MiB of all that a training step saves for its backward pass.
+        """Return the MiB of tensors that a training step saves for its backward pass.
 
-        Trained weights, which are there anyway, do not count. Unlike the
-        memory of the process, this is the same number in every run.
+        Parameters do not count. Unlike the memory of the process, the result is the
+        same in every run.
         """
         sizes = {p.untyped_storage().data_ptr(): 0 for p in self.model.parameters()}
 
@@ -279,20 +275,20 @@ class Run(Trainer):
         inputs = self.train_tokens[: c.batch * c.block].view(c.batch, c.block)
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             loss = self.model(inputs.to(self.device)).logsumexp(-1).sum()
-        del loss  # saved tensors lived until here, so no address came twice
+        del loss  # `loss` kept saved tensors alive, so no address was used twice.
         return round(sum(sizes.values()) / 2**20, 2)
 
 
 def new_run(point: Point, mixer: Mixer) -> Run:
-    """Make the model of a point, and load what it reads."""
+    """Return the run of a point, with its model and its text."""
     return Run(config(point, mixer), mixer, load(point["corpus"]))
 
 
 def train(run: Run) -> Point:
-    """Train to the end, and return the results; no loss if it diverged.
+    """Train a model to the end, and return the results, without a loss if diverged.
 
     - Returns the text's name and the beginning of its hash; sizes; the loss
-      of validation; and the learning curve.
+      on the validation text; and the learning curve.
     """
     c, seconds, loss, bits, speed = run.config, 0.0, None, None, None
     losses: list[float] = []
@@ -319,7 +315,7 @@ def train(run: Run) -> Point:
 def experiment(
     mixer: Callable[[Point], Mixer], measure: Callable[[Run], Point] = lambda run: {}
 ) -> tuple[Callable[[Point], Point], Callable[[Point], Point]]:
-    """Return `run` and `setup` of an experiment with models of text.
+    """Return `run` and `setup` of an experiment on language models.
 
     - `mixer`: returns the mixer of a point.
     - `measure`: returns additional results of a trained model.
@@ -333,20 +329,20 @@ def experiment(
 
 
 def finite(loss: float, digits: int = 4) -> float | None:
-    """Round a loss; None if it is not finite."""
+    """Round a loss, or return None if it is not finite."""
     return round(loss, digits) if math.isfinite(loss) else None
 
 
 def middle(losses: Numbers) -> float:
-    """Return the median over seeds; infinite if there is none."""
+    """Return the median of losses over seeds, or infinity if there are none."""
     return median(losses or [inf])
 
 
 def percent_above(losses: Numbers, base: float) -> Numbers:
-    """Return by how many per cent losses are above another."""
+    """Return by how many per cent each loss is above `base`."""
     return [100 * (x / base - 1) for x in losses]
 
 
 def above(loss: float, other: float) -> float:
-    """Return by how much a loss is above another; infinite if it has failed."""
+    """Return `loss` minus `other`, or infinity if `loss` is infinite."""
     return inf if loss == inf else loss - other

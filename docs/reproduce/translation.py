@@ -24,8 +24,8 @@ TITLE = "Translation without softmax, and how wide its features are"
 SOURCE = "Schlag et al. 2021, Tables 1 and 6"
 COST = "quick: 3 min of one core; full: 38 min"
 
-#: Feature map, and features per entry of a key (0: softmax has none), with the name
-#: of the model and the published BLEU on WMT14's test set. Table 1 has no DPFP-3.
+#: Name and published BLEU by feature map and features per key entry (0 = softmax).
+#: The BLEU is on the test set of WMT14. Table 1 has no DPFP-3.
 MODELS: dict[tuple[str, int], tuple[str, float | None]] = {
     ("softmax", 0): ("standard", 27.7),
     ("linear", 1): ("Linear", 26.8),
@@ -35,20 +35,20 @@ MODELS: dict[tuple[str, int], tuple[str, float | None]] = {
     ("dpfp", 4): ("DPFP-4x", 26.9),
     ("dpfp", 6): ("DPFP-6x", None),
     ("dpfp", 8): ("DPFP-8x", 27.1),
-    # Performer whose features are drawn only once: ours.
+    # Our own Performers, whose features are drawn only once.
     ("favor-fixed", 1): ("Performer-1x, fixed", None),
     ("favor-fixed", 8): ("Performer-8x, fixed", None),
 }
-#: Table 6: features of a key of width 64, by features per entry of the key.
+#: Table 6: features of a key of width 64, by features per key entry.
 TABLE_6 = {4: 256, 6: 384, 8: 512}
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 ENGLISH = Characters(f"{LETTERS} -")
-#: "<" is written before a number, ">" after it.
+#: Characters of German texts. "<" and ">" mark the start and end of a number.
 GERMAN = Characters(f"{LETTERS}äöüß<>")
 START, END = GERMAN.encode("<>").tolist()
 
-#: Numbers that are held out of training.
+#: Number of examples that are held out of training.
 TEST = 300
 QUICK = {
     **{"layers": 1, "heads": 1, "d_key": 16, "limit": 1000, "train": 600},
@@ -58,7 +58,7 @@ FULL = QUICK | {"limit": 1_000_000, "train": 3000, "budget": 3000}
 
 
 def points(quick: bool) -> list[Point]:
-    """Order points by seed, so that a stopped run has all of the paper's models."""
+    """Return the points by seed, so that unfinished runs contain the paper's models."""
     return [
         {"map": kind, "ratio": ratio, **(QUICK if quick else FULL), "seed": seed}
         for ours in (False, True)
@@ -69,8 +69,8 @@ def points(quick: bool) -> list[Point]:
 
 
 def feature_map(kind: str, ratio: int, d_key: int) -> FeatureMap | None:
-    """Return the map that makes `ratio * d_key` features of a key; None: softmax."""
-    if kind in ("favor", "favor-fixed"):  # two features per direction
+    """Return a feature map with `ratio * d_key` features, or None for softmax."""
+    if kind in ("favor", "favor-fixed"):  # FAVOR+ has two features per direction.
         return FAVOR(d_key, ratio * d_key // 2, stabilize=True)
     if kind == "dpfp":
         return DPFP(ratio // 2)
@@ -78,7 +78,7 @@ def feature_map(kind: str, ratio: int, d_key: int) -> FeatureMap | None:
 
 
 def run(point: Point) -> Point:
-    # Import first, since the extra "reproduce" may be missing.
+    # Import before the training, since the extra "reproduce" may be missing.
     from sacrebleu.metrics import BLEU
 
     torch.manual_seed(point["seed"])
@@ -92,7 +92,7 @@ def run(point: Point) -> Point:
     written = translate(model, unseen)
     wanted = [number_words(number, "german") for number in unseen]
     exact = sum(a == b for a, b in zip(written, wanted, strict=True)) / len(unseen)
-    # BLEU of characters, since a German number is one word.
+    # Compute BLEU on characters, since a German number is one word.
     bleu = BLEU(tokenize="char").corpus_score(written, [wanted]).score
     return {
         "d_dot": phi and phi.width(d_key),
@@ -106,9 +106,9 @@ def run(point: Point) -> Point:
 
 
 def write(numbers: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Write numbers in both languages.
+    """Return numbers as English and as German characters.
 
-    - Returns English characters, `[numbers, source]`; which of them are real, not
+    - Returns English characters, `[numbers, source]`; a mask, which is False for
       padding; and German characters, between `START` and `END`, and padded with
       `END`, `[numbers, time]`.
     """
@@ -119,7 +119,7 @@ def write(numbers: list[int]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def train(model: EncoderDecoder, numbers: list[int], point: Point) -> list:
-    """Train on random batches, with a rate that rises and then falls to 0.
+    """Train on random batches, with a learning rate that rises and then falls to 0.
 
     - Returns the learning curve.
     """
@@ -128,7 +128,7 @@ def train(model: EncoderDecoder, numbers: list[int], point: Point) -> list:
     def draw(_: int) -> tuple[Tensor, ...]:
         for part in model.modules():
             if isinstance(part, FAVOR) and point["map"] == "favor":
-                part.redraw()  # and not after training, as in the paper
+                part.redraw()  # As in the paper, redraw only during training.
         rows = torch.randint(len(pairs[0]), (point["batch"],))
         return tuple(part[rows] for part in pairs)
 
@@ -143,18 +143,18 @@ def train(model: EncoderDecoder, numbers: list[int], point: Point) -> list:
 
 
 def translate(model: EncoderDecoder, numbers: list[int]) -> list[str]:
-    """Translate, up to the length of the longest right answer."""
+    """Translate numbers to German, up to the length of the longest right answer."""
     source, mask, target = write(numbers)
     tokens = model.generate(source, target.shape[1] - 1, START, END, mask)
     return [GERMAN.decode(row).partition(">")[0] for row in tokens]
 
 
-# --- What came out ------------------------------------------------------
+# --- Claims and figures -------------------------------------------------
 
 
 def claims(points: Points):
-    """Claim every order of the published results; equal ones have none."""
-    # The feature maps themselves say how wide they are.
+    """Yield a claim for each pair of published results that are not equal."""
+    # Compare the widths of our feature maps with Table 6.
     widths = {
         ratio: [feature_map(kind, ratio, 64).width(64) for kind in ("favor", "dpfp")]
         for ratio in TABLE_6
@@ -189,7 +189,7 @@ def claims(points: Points):
 
 
 def by_model(points: Points, y: str) -> dict[str, Numbers]:
-    """Return results by model, in the order of the paper."""
+    """Return the results in column `y` by model, in the order of the paper."""
     return {
         name: points(map=kind, ratio=ratio)[y]
         for (kind, ratio), (name, _) in MODELS.items()

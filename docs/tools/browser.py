@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-#: For Chromium in a container: its sandbox lacks permissions there, shared memory may
-#: be too small for a page, and there is no GPU. Background tasks and all hosts but
-#: 127.0.0.1 are disabled.
+#: Options of Chromium in a container without sandbox, shared memory and GPU.
+#: They also disable background tasks and all hosts but 127.0.0.1.
 OPTIONS = [
     *("--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update"),
@@ -26,7 +25,7 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """Serve the folder, and yield the address."""
+    """Serve a folder over HTTP on this machine, and yield its URL."""
     handler = functools.partial(_Quiet, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -37,9 +36,9 @@ def served(folder: Path) -> Iterator[str]:
 
 
 def chromium() -> str | None:
-    """Return the path of Chromium: $CHROMIUM, or an installed one.
+    """Return the path of Chromium: $CHROMIUM, or an installed program, or None.
 
-    Its headless shell, which has no windows, takes half the time.
+    The headless shell, which has no windows, comes first: it takes half the time.
     """
     shells = ("chromium-headless-shell", "chrome-headless-shell")
     names = (*shells, "chromium", "chromium-browser", "google-chrome", "chrome")

@@ -20,13 +20,13 @@ from fwlab.files import replacing
 from fwlab.models import LanguageModel
 from fwlab.training import Checkpoint, CheckpointError, Config, load
 
-#: The mixers that the figure of Shakespeare can run, and options that it lacks.
+#: Mixers that the live figure can run, and options that it does not implement.
 WEB_MIXERS = ("delta", "sum")
 OPTIONS = ("like", "conv", "out_norm", "out_gate", "beta_max", "norm", "mlp")
 
 
 def export_web(path: str | Path, checkpoint: Checkpoint) -> int:
-    """Write the weights for the figure of Shakespeare, and return their bytes.
+    """Write a model's weights for the live figure, and return the size in bytes.
 
     - Raises `CheckpointError` for a model that the figure cannot run.
     """
@@ -48,7 +48,7 @@ def export_web(path: str | Path, checkpoint: Checkpoint) -> int:
 
 
 def write_web(path: Path, model: LanguageModel, about: dict[str, Any]) -> int:
-    """Write weights with plain values about them, and return their bytes."""
+    """Write the weights of a model with metadata, and return the size in bytes."""
     tensors = {name: x.half().contiguous() for name, x in model.state_dict().items()}
     if not all(x.isfinite().all() for x in tensors.values()):
         raise CheckpointError("a weight is not finite in half precision")

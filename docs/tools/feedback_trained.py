@@ -1,4 +1,4 @@
-"""Train the models of notebook 17, and record their answers.
+"""Train the models of notebook 17, and record their results.
 
 One seed trains, all on the same growing programs, a transformer, a feedback model of
 equal size, and another one that starts from the weights of that transformer; then, on
@@ -41,7 +41,7 @@ CONFIG: dict[str, Any] = {
     "eval_programs": 500,
 }
 FOLDER = Path(__file__).parents[2] / "fwlab/data/results"
-#: The share of statements that growing programs save over programs of full length.
+#: The share of statements that growing programs save over full-length programs.
 SAVED = CONFIG["share"] * (1 - CONFIG["first"] / CONFIG["statements"]) / 2
 FULL = {"first": CONFIG["statements"]}
 #: The mixer of each model, and its differences from `CONFIG`.
@@ -58,7 +58,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def trained(model: LanguageModel, point: dict[str, Any], test: Any) -> dict[str, Any]:
-    """Train, and return the curve, its cost, and the last score."""
+    """Train a model, and return its size, its curve with cost, and its last score."""
     draw = growing(point, point["variables"], point["first"], point["share"])
     curve, cpu, start = [], 0.0, time.process_time()
 

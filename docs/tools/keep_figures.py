@@ -18,11 +18,11 @@ from browser import OPTIONS, chromium, served
 from playwright.sync_api import Page, sync_playwright
 
 FIGURES = Path(__file__).resolve().parents[1] / "figures"
-#: Figures of other pages.
+#: Pages outside docs/figures that contain figures, by the name of the figure.
 ELSEWHERE = tomllib.loads((FIGURES / "elsewhere.toml").read_text("utf-8"))
-#: Without its script, nothing in a picture reacts to a press or an arrow key. A
-#: figure whose first state is not worth keeping has `still`: it goes to a better one,
-#: or makes the picture itself.
+#: JavaScript that returns a figure's picture without attributes that need a script.
+#: A figure whose first state is not informative defines `still`.
+#: This function moves the figure to a better state or returns the picture.
 STILL = """async (name) => {
   const root = document.querySelector(`#figure-${name}`);
   const made = await root.figure.still?.();
@@ -39,7 +39,7 @@ STILL = """async (name) => {
 
 
 def names() -> list[str]:
-    """List the figures: a script is one if it calls `figure` with its name."""
+    """Return the names of all figures, whose scripts call `figure` with their name."""
     return [
         path.stem
         for path in sorted(FIGURES.glob("*.js"))
@@ -53,9 +53,9 @@ def address(name: str) -> str:
 
 
 def stills(tab: Page, name: str) -> dict[str, str]:
-    """Return picture and words of a figure that has begun in `tab`, by name.
+    """Return the HTML of a figure's picture and words for each step, by file name.
 
-    The picture of its first state comes first, then those of its other steps.
+    The first state comes first. The figure has already started in `tab`.
     """
     figure = tab.locator(f"#figure-{name}")
     if name == "shakespeare":
@@ -70,7 +70,7 @@ def stills(tab: Page, name: str) -> dict[str, str]:
 
 
 def still(tab: Page, name: str, mark: str = "") -> str:
-    # The picture first: making it may take what a reader gets on first use.
+    # Make the picture first, since `still` may move the figure to another state.
     picture = tab.evaluate(STILL, name)
     words = tab.locator(f"#figure-{name} .fw-words").inner_text()
     return (

@@ -1,4 +1,4 @@
-"""Draw texts about people who move, with questions where they are."""
+"""Draw texts about people who move, with questions about where they are."""
 
 import random
 from typing import NamedTuple
@@ -14,14 +14,14 @@ PLACES = (
     *("Accra", "Bern", "Cairo", "Dakar", "Delhi", "Hanoi", "Kyoto", "Lima"),
     *("Milan", "Oslo", "Paris", "Quito", "Rome", "Sofia", "Tunis", "Zagreb"),
 )
-#: The vocabulary, by token number.
+#: The vocabulary: the index of a word is its token.
 WORDS = (*NAMES, *PLACES, "is", "in", ".", "Where", "?")
 
 
 class Moves(NamedTuple):
-    """Hold a batch of texts, `[batch, time]` each.
+    """Hold a batch of texts with questions, each tensor `[batch, time]`.
 
-    - `tokens`: numbers in `WORDS`; shorter rows end with more full stops.
+    - `tokens`: indices into `WORDS`; shorter rows end with more full stops.
     - `labels`: at the `?` of a question, the token of its answer; -1 elsewhere.
     - `moved`: at the `?` of a question, how often that person has moved; -1 elsewhere.
     """
@@ -32,7 +32,7 @@ class Moves(NamedTuple):
 
 
 def moves(batch: int, sentences: int, people: int, rng: random.Random) -> Moves:
-    """Draw texts with facts that are given, changed and asked for again.
+    """Draw random texts that state facts, change facts and ask for facts.
 
     "Ada is in Rome . Ben is in Oslo . Ada is in Lima . Where is Ada ? Lima ."
     A change is worded like a first fact, so nothing in the sentence itself
@@ -57,7 +57,7 @@ def moves(batch: int, sentences: int, people: int, rng: random.Random) -> Moves:
 def _text(
     sentences: int, people: int, rng: random.Random
 ) -> tuple[list[str], dict[int, int]]:
-    """Return the words and, by the index of each `?`, how often that person moved."""
+    """Return the words of a text and, by the index of each `?`, the number of moves."""
     names = rng.sample(NAMES, people)
     at: dict[str, str] = {}
     moved: dict[str, int] = {}

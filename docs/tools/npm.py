@@ -1,4 +1,4 @@
-"""Download what the site needs from npm into .cache/npm, once.
+"""Download the npm packages of the site into .cache/npm, once.
 
 The typefaces come from there; KaTeX sets the formulas; MiniSearch is below the
 search; axe-core finds barriers for readers, in the tests. Versions and hashes are in docs/package.json
@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 DOCS, CACHE = ROOT / "docs", ROOT / ".cache" / "npm"
 MODULES = CACHE / "node_modules"
-#: The lock file of what was fetched, and a program that comes with the tools or without.
+#: The lock file of the last download, and a program that each set of packages has.
 FETCHED = MODULES / ".fetched.json"
 LAST = {True: "oxlint", False: "esbuild"}
 
@@ -36,9 +36,9 @@ def program(name: str) -> list[str]:
 
 
 def fetch(tools: bool = False) -> None:
-    """Download the packages, unless those of the lock file are there.
+    """Download the packages of the lock file, unless they are already there.
 
-    - `tools`: those that check scripts, too.
+    - `tools`: download also the programs that check scripts.
     """
     lock, last = DOCS / "package-lock.json", MODULES / ".bin" / LAST[tools]
     if last.exists() and FETCHED.exists() and FETCHED.read_bytes() == lock.read_bytes():
@@ -48,7 +48,7 @@ def fetch(tools: bool = False) -> None:
         shutil.copy(path, CACHE)
     options = ["--no-save", "--ignore-scripts", "--no-audit", "--no-fund"]
     options += [] if tools else ["--omit=dev"]
-    # Unlike `npm ci`, this leaves in place what a build beside it reads.
+    # Unlike `npm ci`, `npm install` keeps files that a parallel build reads.
     subprocess.run([*program("npm"), "install", *options], cwd=CACHE, check=True)
     shutil.copy(lock, FETCHED)
 

@@ -42,41 +42,41 @@ from fwlab.provenance import provenance
 
 
 def strong_sum(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, **options: Any) -> Any:
-    """Add values times their strengths: the delta rule without its correction."""
+    """Apply the sum rule with write strengths: the delta rule without correction."""
     return ops.sum_rule(q, k, beta[..., None] * v, **options)
 
 
 class Layer(FastWeightAttention):
-    """Add the rule "strong_sum" to the layer of the package."""
+    """Extend `FastWeightAttention` by the rule "strong_sum"."""
 
     rules = RULES | {"strong_sum": RULES["delta"]._replace(operation=strong_sum)}
-    step = Causal.step  # the fast one is for operations of the package
+    step = Causal.step  # The fast step supports only operations of the package.
 
 
 @dataclass(frozen=True)
 class PairConfig:
-    """Configure one model of the pair."""
+    """Configure the training of one model of the pair."""
 
-    rule: Literal["sum", "delta"] = "delta"  # The rule of a write: add, or correct.
-    layers: int = 1  # Number of blocks.
-    heads: int = 1  # Heads per block.
+    rule: Literal["sum", "delta"] = "delta"  # Update rule: add, or correct.
+    layers: int = 1  # Number of blocks of the model.
+    heads: int = 1  # Number of heads per block.
     d_model: int = 32  # Width of the model, and of keys and values.
     d_ff: int = 64  # Width inside the MLP.
-    conv_size: int = 4  # Words that a query, key or value is made of.
-    people: int = 8  # People in each text.
-    sentences: int = 24  # Statements and questions in each text.
-    batch: int = 32  # Texts per step.
+    conv_size: int = 4  # Width of the short convolution, in words.
+    people: int = 8  # Number of people in each text.
+    sentences: int = 24  # Number of statements and questions in each text.
+    batch: int = 32  # Number of texts per optimiser step.
     steps: int = 1500  # Total number of optimiser steps.
     lr: float = 1e-2  # Highest learning rate; falls to 0 along half a cosine.
     warmup: int = 50  # Steps of linear warm-up.
     clip: float = 1.0  # Maximum norm of the gradient.
-    eval_every: int = 250  # Steps between two rows of the curve.
-    eval_texts: int = 2000  # Unseen texts that test the finished model.
+    eval_every: int = 250  # Optimiser steps between two rows of the curve.
+    eval_texts: int = 2000  # Number of unseen texts that test the finished model.
     seed: int = 1337  # Seed of the initial weights and of all texts.
 
 
 def pair_model(config: PairConfig) -> LanguageModel:
-    """Build an untrained model; those of both rules begin with the same weights."""
+    """Build an untrained model. The models of both rules have equal initial weights."""
     rule = {"sum": "strong_sum", "delta": "delta"}[config.rule]
     options = {"key_norm": "l2", "normalize": False, "conv_size": config.conv_size}
     mixer = Mixer(lambda s: Layer(s.d_model, s.heads, Identity(), rule, **options))
@@ -87,13 +87,13 @@ def pair_model(config: PairConfig) -> LanguageModel:
 
 
 def texts(config: PairConfig, batch: int, seed: int) -> Moves:
-    """Draw texts that no training sees."""
+    """Draw test texts, with a seed that training does not use."""
     return moves(batch, config.sentences, config.people, random.Random(seed))
 
 
 @torch.no_grad()
 def score(model: LanguageModel, asked: Moves) -> dict[str, float]:
-    """Return the shares of right answers: where people are who moved, or did not."""
+    """Return the accuracy for people who have not moved and for people who have."""
     right = model(asked.tokens).argmax(-1) == asked.labels
     kinds = {"given once": asked.moved == 0, "changed": asked.moved > 0}
     return {k: round(right[of].float().mean().item(), 4) for k, of in kinds.items()}
@@ -132,7 +132,7 @@ def train_pair(config: PairConfig, model: LanguageModel) -> list[list[float]]:
 
 
 def main(config: PairConfig) -> None:
-    """Write weights and result into runs/pair-RULE; final scores are in float16."""
+    """Train a model, and write weights and results into runs/pair-RULE."""
     out, model = Path("runs", f"pair-{config.rule}"), pair_model(config)
     curve = train_pair(config, model)
     about: dict[str, Any] = {

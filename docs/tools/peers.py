@@ -1,6 +1,6 @@
 """Time fwlab next to common alternatives.
 
-A peer is a function of another package where that is installed, else the usual form,
+A peer is a function of another package if that is installed, else the usual form,
 written out here. Both sides are measured in turns in one process, on as many threads as
 `OMP_NUM_THREADS` says. A ratio above 1 means that fwlab is faster.
 """
@@ -22,12 +22,12 @@ from fwlab.feature_maps import l2_normalize
 from fwlab.models import LanguageModel
 
 ROUNDS = 5
-#: The functions to time, by name; none takes arguments.
+#: Functions to time, by name, which take no arguments.
 Sides = dict[str, Callable[[], Any]]
 
 
 def both_ways(call: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], Any]:
-    """Return forward and backward of a call."""
+    """Return a function that runs a call's forward and backward pass."""
     for x in inputs:
         x.requires_grad_()
     gradient = torch.ones_like(call(*inputs))
@@ -35,7 +35,7 @@ def both_ways(call: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], Any]
 
 
 def gated_delta(batch: int, time: int, heads: int, width: int) -> Sides:
-    """Return calls of ours and Hugging Face's chunked rule, with L2-normalised keys."""
+    """Return our and Hugging Face's chunked gated delta rule, with keys of length 1."""
     from transformers.models.qwen3_next import modeling_qwen3_next as peer
 
     row = (batch, time, heads, width)
@@ -54,7 +54,7 @@ def gated_delta(batch: int, time: int, heads: int, width: int) -> Sides:
 
 
 def one_token(batch: int, heads: int, width: int) -> Sides:
-    """Compare one step of the gated delta rule with Hugging Face's; forward only."""
+    """Return our and Hugging Face's step of the gated delta rule, forward only."""
     from transformers.models.qwen3_next import modeling_qwen3_next as peer
 
     row = (batch, 1, heads, width)
@@ -72,7 +72,7 @@ def one_token(batch: int, heads: int, width: int) -> Sides:
 
 
 def aft_full(time: int, width: int) -> Sides:
-    """Compare with products of a T x T matrix, whose keys share one maximum."""
+    """Return our AFT-full and a T x T matrix form whose keys share one maximum."""
     q, k, v = (torch.randn(4, time, width) for _ in range(3))
 
     def theirs(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
@@ -85,12 +85,12 @@ def aft_full(time: int, width: int) -> Sides:
 
 
 def normalised_sum(batch: int, time: int, heads: int, width: int) -> Sides:
-    """Compare linear attention with chunks by autograd: a cumulative sum of states."""
+    """Return our linear attention and a chunked form differentiated by autograd."""
     row = (batch, time, heads, width)
     q, k, v = (torch.randn(row) for _ in range(3))
 
     def theirs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        v = F.pad(v, (0, 1), value=1.0)  # a column of ones gives the normaliser
+        v = F.pad(v, (0, 1), value=1.0)  # A column of ones gives the normaliser.
         q, k, v = (x.unflatten(1, (-1, 64)).transpose(2, 3) for x in (q, k, v))
         W = k.mT @ v
         y = (q @ k.mT).tril() @ v + q @ (W.cumsum(1) - W)
@@ -120,7 +120,7 @@ def only_logits() -> nn.Module:
 
 
 def training(mixer: str, other: str) -> Sides:
-    """Compare a training step with that of another model of the same size."""
+    """Return training steps of our model and of another model of the same size."""
     make = only_logits if other == "GPT-2" else partial(operations.new_model, other)
     return {
         "fwlab": operations.TrainingStep(partial(operations.new_model, mixer)),
@@ -129,7 +129,7 @@ def training(mixer: str, other: str) -> Sides:
 
 
 def generation(mixer: str, context: int) -> Sides:
-    """Time one token of a model against GPT-2, which reads a cache."""
+    """Return calls that generate one token with our model and with a cached GPT-2."""
     sizes = (VOCAB, mixer, LAYERS, HEADS, D_MODEL)
     model = LanguageModel(*sizes, max_len=context + 1).eval()
     peer, text = new_gpt2(context + 1).eval(), torch.randint(VOCAB, (1, context))
@@ -162,7 +162,7 @@ COMPARISONS: tuple[tuple[Callable[..., Sides], tuple[Any, ...]], ...] = (
 
 
 def main() -> None:
-    """Measure and print a row for each comparison."""
+    """Measure all comparisons, and print a row for each comparison."""
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads\n")
     print("work           sizes                    ms     peer  ratio     MiB    peer")
     for function, sizes in COMPARISONS:

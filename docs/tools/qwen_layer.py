@@ -27,7 +27,7 @@ CASES = {
     "plain": {"key_heads": 2, "value_heads": 2, "time": 9},
     "grouped": {"key_heads": 2, "value_heads": 4, "time": 9},
 }
-#: The module's names of the weights of `modern_layer`.
+#: Names of the weights of `modern_layer`, by their names in the module.
 NAMES = {
     "in_proj_qkv.weight": "W_qkv",
     "conv1d.weight": "conv",
@@ -42,7 +42,7 @@ NAMES = {
 
 
 def outputs(seed: int, sizes: dict[str, Any]) -> Any:
-    """Return the module's outputs `[batch, time, d]` as nested lists."""
+    """Return the outputs `[batch, time, d]` of the module as nested lists."""
     given = drawn(Generator().manual_seed(seed), **sizes)
     heads, value = len(given["A_log"]), len(given["norm"])
     keys = (len(given["W_qkv"]) - heads * value) // 2
@@ -68,7 +68,7 @@ def outputs(seed: int, sizes: dict[str, Any]) -> Any:
 
 
 def made() -> dict[str, Any]:
-    """Return the text of the file."""
+    """Return the content of the JSON file: outputs of all cases, and provenance."""
     cases = {
         name: {"seed": seed, "sizes": sizes, "outputs": outputs(seed, sizes)}
         for seed, (name, sizes) in enumerate(CASES.items())

@@ -29,7 +29,7 @@ from fwlab.fit import answer_loss, fit
 from fwlab.provenance import provenance
 
 OUT = Path(__file__).parents[2] / "fwlab" / "data" / "results" / "qwen-parts.json"
-#: The parts that are removed, one in each layer.
+#: Codes of the parts that are removed, one in each layer, by name in the table.
 PARTS = {
     "nothing": "",
     "convolution": "conv",
@@ -43,7 +43,7 @@ PARTS = {
 
 
 class Delta(nn.Module):
-    """Compute the layer of Qwen3.5, less one part; one key head for each value head."""
+    """Apply Qwen3.5's layer without one part, with one key head per value head."""
 
     def __init__(self, d: int, heads: int, width: int, without: str):
         super().__init__()
@@ -54,7 +54,7 @@ class Delta(nn.Module):
         self.z = nn.Linear(d, wide, bias=False)
         self.b = nn.Linear(d, heads, bias=False)
         self.a = nn.Linear(d, heads, bias=False)
-        # Half-lives of a few to some hundred tokens, as Gated DeltaNet begins with.
+        # Start with half-lives of a few to some hundred tokens, as Gated DeltaNet does.
         A = torch.empty(heads).uniform_(1, 16)
         dt = torch.exp(torch.empty(heads).uniform_(math.log(1e-3), math.log(0.1)))
         self.A_log, self.dt = nn.Parameter(A.log()), nn.Parameter(dt.expm1().log())
@@ -85,7 +85,7 @@ class Delta(nn.Module):
 
 
 class Model(nn.Module):
-    """Stack blocks of the layer and, if wanted, an MLP."""
+    """Build a language model from blocks of the layer and, with `mlp`, an MLP."""
 
     def __init__(
         self, tokens: int, layers: int, d: int, heads: int, mlp: bool, without: str
@@ -110,7 +110,7 @@ class Model(nn.Module):
 
 
 def text(length: int = 64, batch: int = 8) -> tuple[Any, Any, int]:
-    """Return functions that draw windows of Tiny Shakespeare, of 90 % and of the rest."""
+    """Return functions that draw training and test windows, and the vocabulary size."""
     characters = corpus("shakespeare")
     letters = sorted(set(characters))
     codes = torch.tensor([letters.index(c) for c in characters])
@@ -125,7 +125,7 @@ def text(length: int = 64, batch: int = 8) -> tuple[Any, Any, int]:
 
 
 def train(model: nn.Module, draw: Any, steps: int, seed: int, rate: float) -> None:
-    """Train with Adam, a warm-up and a cosine."""
+    """Train a model with AdamW, a warm-up and a cosine schedule."""
     generator = Generator().manual_seed(seed)
 
     def factor(step: int) -> float:
@@ -140,7 +140,7 @@ def train(model: nn.Module, draw: Any, steps: int, seed: int, rate: float) -> No
 
 @torch.no_grad()
 def test(model: nn.Module, draw: Any, batches: int) -> dict[str, float]:
-    """Return the loss and the share of right answers, on data of its own seed."""
+    """Return the loss and accuracy of a model on data with a separate seed."""
     generator, losses, right = Generator().manual_seed(10**6), [], []
     for _ in range(batches):
         tokens, answers = draw(generator)
@@ -152,7 +152,7 @@ def test(model: nn.Module, draw: Any, batches: int) -> dict[str, float]:
 
 
 def main(name: str, seeds: list[int]) -> None:
-    """Train and test every row, and add the runs to the file."""
+    """Train and test the layer without each part, and add the runs to the file."""
     torch.set_num_threads(1)
     if name == "recall":
         sizes = {"tokens": 19, "layers": 1, "d": 32, "heads": 1, "mlp": False}

@@ -30,13 +30,13 @@ from fwlab.ops import _operation as operation
 from fwlab.ops import _triton
 from fwlab.provenance import provenance, version
 
-#: Maximum relative error of an output or a gradient.
+#: Maximum relative error of an output or a gradient, by dtype.
 LIMITS = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
-#: The dtype of the timings, the last of `LIMITS`. flash-linear-attention autotunes for
-#: minutes per dtype, and is compared in this one only.
+#: The dtype of the timings, which is the last dtype of `LIMITS`.
+#: flash-linear-attention is compared in this dtype only: it autotunes for minutes.
 TIMED = "bfloat16"
 SIDES = ("triton", "fla", "efficient")
-#: Long, wide and ragged, and less than one chunk.
+#: Sizes of rules: long, wide with a ragged end, and shorter than one chunk.
 RULE_SIZES = (
     {"batch": 8, "time": 4096, "heads": 16, "width": 64},
     {"batch": 4, "time": 2000, "heads": 16, "width": 128},
@@ -47,13 +47,13 @@ AFT_SIZES = (
     {"batch": 4, "time": 500, "width": 128, "window": 16, "heads": 4},
 )
 FEEDBACK_SIZES = ({"batch": 8, "time": 512, "width": 256, "heads": 8, "layers": 4},)
-#: Milliseconds and peak MiB of a call; None = not measured.
+#: Function that measures milliseconds and peak MiB of a call; None = not measured.
 Clock = Callable[[Callable[[], Any]], tuple[float | None, float | None]]
 Row = dict[str, Any]
 
 
 def cases() -> Iterator[tuple[Any, dict[str, int]]]:
-    """Yield every operation that has a kernel of ours, at its sizes."""
+    """Yield every operation that has a Triton kernel, once per size."""
     for name, op in ops.TABLE.items():
         sizes = FEEDBACK_SIZES if name == "feedback" else AFT_SIZES
         for size in RULE_SIZES if name in RULES else sizes:
@@ -62,15 +62,15 @@ def cases() -> Iterator[tuple[Any, dict[str, int]]]:
 
 
 def key(op: Any, size: dict[str, int]) -> str:
-    """Name a case in one word."""
+    """Return the name of a case: its operation and its sizes."""
     return "-".join([op.__name__, *(f"{n}{value}" for n, value in size.items())])
 
 
 def peer(name: str) -> Callable[..., Tensor] | None:
     """Return the function of flash-linear-attention for an operation, or None.
 
-    It takes the tensors of our operation; by default it scales queries, and its decays
-    are logarithms: one of 0 is raised to 1e-11.
+    The function takes the tensors of our operation and does not scale queries. Its
+    decays are logarithms: a decay of 0 is raised to 1e-11.
     """
     if not (version("flash-linear-attention") or version("fla-core")):
         return None
@@ -103,15 +103,15 @@ def peer(name: str) -> Callable[..., Tensor] | None:
 def piece(op: Any, tensors: list[Tensor]) -> list[Tensor]:
     """Return an independent part of a problem that is small enough for the naive loop.
 
-    That is the first head, or channel, of the first sequence; of a feedback stack, the
-    first sequence.
+    This part is the first head, or channel, of the first sequence; of a feedback
+    stack, the first sequence.
 
     - `tensors`: the inputs of an operation, or the first of them, or their gradients.
     """
     parts = []
     names = dimensions(op)
     for at, x in enumerate(tensors):
-        dims = names[at] if at < len(names) else ()  # all weights of a feedback stack
+        dims = names[at] if at < len(names) else ()  # Feedback weights have no names.
         for dim in ("batch", "heads", "queries", "channels"):
             if dim in dims and not (dim == "channels" and "heads" in dims):
                 x = x.narrow(dims.index(dim), 0, 1)
@@ -120,14 +120,14 @@ def piece(op: Any, tensors: list[Tensor]) -> list[Tensor]:
 
 
 def dimensions(op: Any) -> list[tuple[str, ...]]:
-    """Return the names of the dimensions of all inputs that `problem` draws."""
+    """Return the names of the dimensions of each input that `problem` draws."""
     optional = op.rule.optional if hasattr(op, "rule") else {"factors"}
     names = operation.annotated(op).names
     return [dims for name, dims in names.items() if name not in optional]
 
 
 def compared(op: Any, results: list[Tensor]) -> list[Tensor]:
-    """Return the results that depend only on the piece: outputs and their gradients."""
+    """Return outputs and gradients of the part of a problem that `piece` selects."""
     y, *gradients = results
     alone = sum("batch" in dims for dims in dimensions(op))
     return [*piece(op, [y]), *piece(op, gradients)[:alone]]
@@ -136,7 +136,7 @@ def compared(op: Any, results: list[Tensor]) -> list[Tensor]:
 def measure_row(
     op: Any, size: dict[str, int], side: str, device: str, clock: Clock
 ) -> Row:
-    """Measure a side: errors by precision, time and memory, or why it has none."""
+    """Measure errors, time and memory of one implementation, or record its failure."""
     shape = {"T" if n == "time" else n: value for n, value in size.items()}
     row: Row = {"op": op.__name__, "case": key(op, size), "shape": shape, "side": side}
     row |= {"errors": dict.fromkeys(LIMITS), "refused": None, "reason": None}
@@ -164,7 +164,7 @@ def measure_row(
 
 
 def reference(op: Any, given: Problem) -> list[Tensor]:
-    """Compute output and gradients of the piece, by the naive loop in float64."""
+    """Compute output and gradients of a `piece` with the naive loop in float64."""
     leaves = [x.detach().double().requires_grad_() for x in piece(op, given.inputs)]
     (gradient,) = piece(op, [given.gradient.double()])
     naive = partial(given.call, implementation="naive")
@@ -172,7 +172,7 @@ def reference(op: Any, given: Problem) -> list[Tensor]:
 
 
 def in_memory_of_nan(call: Callable[[], Any]) -> Any:
-    """Call a function with new memory full of NaN, to find entries never written."""
+    """Call a function with new memory filled with NaN, to find unwritten entries."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         with warnings.catch_warnings():
@@ -197,7 +197,7 @@ def on_gpu(call: Callable[[], Any]) -> tuple[float, float]:
 
 
 def verdict(rows: list[Row]) -> tuple[bool, str]:
-    """Summarise which of our kernels are right; refused cases do not count."""
+    """Return True if all kernels are right, with a summary. Ignore refused cases."""
     ours = {row["case"]: row for row in rows if row["side"] == "triton"}
     bad = {case: why for case, row in ours.items() if (why := wrong(row))}
     checked = [row for row in ours.values() if any(row["errors"].values())]
@@ -217,14 +217,14 @@ def verdict(rows: list[Row]) -> tuple[bool, str]:
 
 
 def wrong(row: Row) -> list[str]:
-    """Describe the errors of a row in words."""
+    """Describe the failure or excessive errors of a row, or return an empty list."""
     errors = {dtype: error for dtype, error in row["errors"].items() if error}
     beyond = [f"{d} {e:.1e}" for d, e in errors.items() if not e <= LIMITS[d]]
     return [row["reason"]] if row["reason"] else beyond
 
 
 def main(out: Path | None, command: str) -> bool:
-    """Check, measure, print and save all rows; return True if all are right.
+    """Check, time, print and save all kernels, and return True if all are right.
 
     - `out`: the JSON file; None = gpu-CARD.json, in docs/results in the repository. If it
       has rows of the same card and versions, they are not measured again.
@@ -257,7 +257,7 @@ def main(out: Path | None, command: str) -> bool:
                 row = row or measure_row(op, size, side, "cuda", on_gpu)
                 result["rows"].append(row)
                 result["right"], result["verdict"] = verdict(result["rows"])
-                write_json(path, result)  # also if the run is stopped here
+                write_json(path, result)  # Save each row, as the run may be stopped.
                 shown = {name: row[name] for name in ("op", "shape", "side", "ms")}
                 ours = row["ms"] if side == "triton" else ours
                 ratio = row["ms"] / ours if row["ms"] and ours else None
@@ -274,7 +274,7 @@ def main(out: Path | None, command: str) -> bool:
 
 
 def about_card() -> dict[str, Any]:
-    """Describe the GPU that PyTorch uses."""
+    """Return name, capability, memory and CUDA version of the GPU that PyTorch uses."""
     about = torch.cuda.get_device_properties(0)
     return {
         "name": about.name,

@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 
-TURN = 0.3  # minimum seconds of a turn
+TURN = 0.3  # The minimum duration of a turn in seconds.
 
 
 def in_turns(
@@ -20,14 +20,14 @@ def in_turns(
     turn: float | None = None,
     shown: bool = False,
 ) -> dict[str, list[float]]:
-    """Measure the seconds of every call, in turns.
+    """Measure the seconds of each function's calls, in alternation.
 
-    Other load on the machine thus affects all of them alike. A turn begins with an
-    untimed call, so that none pays for memory that the one before has just freed.
+    Other load on the machine thus affects all functions alike. A turn begins with an
+    untimed call, so that no function pays for memory that another one has just freed.
 
-    - `rounds`: turns of each.
+    - `rounds`: number of turns of each function.
     - `turn`: minimum seconds of a turn; None = `TURN`.
-    - `shown`: with a bar, in a terminal.
+    - `shown`: show a progress bar, in a terminal.
     """
     times: dict[str, list[float]] = {name: [] for name in calls}
     hidden = None if shown else True
@@ -46,10 +46,10 @@ def in_turns(
 def peak_mib(call: Callable[[], object]) -> float:
     """Measure the peak MiB of the tensors that are alive at once during a call.
 
-    It counts what the call allocates, its result included, but not what was there before:
-    the same number in every run.
+    Allocations during the call count, its result included, but no earlier ones. The
+    result is the same number in every run.
     """
-    # Otherwise the profiler prints a line whenever it starts or stops.
+    # Keep the profiler from printing a line whenever it starts or stops.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()
@@ -67,8 +67,7 @@ def saved_bytes(call: Callable[..., object], *given: Any) -> int:
     saved: list[Tensor] = []
 
     def pack(x: Tensor) -> int:
-        # Not the tensor itself: a node that keeps its own output would
-        # keep itself, for good.
+        # Detach, since a node that saves its own output keeps itself alive.
         saved.append(x.detach())
         return len(saved) - 1
 
@@ -80,9 +79,9 @@ def saved_bytes(call: Callable[..., object], *given: Any) -> int:
 
 
 def operator_calls(call: Callable[[], object]) -> int:
-    """Count the operators of PyTorch that a call runs, in both passes.
+    """Count the PyTorch operators that a call runs, in both passes.
 
-    Views count, and what an operator calls inside does not.
+    Views count. Operators that another operator calls do not.
     """
     counter = _Counter()
     with counter:
@@ -101,10 +100,10 @@ class _Counter(TorchDispatchMode):
 def print_rows(
     rows: Iterable[dict[str, Any]], widths: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Print each row as soon as it is measured, below the names of its values.
+    """Print each row of a table as soon as it is measured, below a header.
 
-    - `rows`: measures while it is iterated over; all rows have the same names.
-    - `widths`: of the columns. Words are flush left, and numbers right.
+    - `rows`: measures while it is iterated over; all rows have the same keys.
+    - `widths`: widths of the columns. Words are left-aligned, numbers right-aligned.
     - Returns all rows.
     """
     printed: list[dict[str, Any]] = []
@@ -122,7 +121,7 @@ def print_rows(
 
 
 def text(value: Any) -> str:
-    """Write a value in a cell: numbers in four digits, a shape as "T 1024, width 64"."""
+    """Format the value of a cell: numbers with four digits, a shape as "T 1024"."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {text(part)}" for name, part in value.items())
     if value is None:

@@ -24,7 +24,7 @@ from fwlab.layers import fast_weight_attention as heads
 from fwlab.models import MIXERS, LanguageModel, Mixer
 from fwlab.provenance import provenance
 
-#: Operations and sizes, the quick ones first. Naive AFT goes through all pairs of steps.
+#: Operations and sizes, quick cases first. Naive AFT computes all pairs of steps.
 CASES: tuple[tuple[Any, dict[str, int]], ...] = (
     (ops.aft_full, {"time": 128, "width": 128}),
     (ops.aft_local, {"time": 128, "width": 128, "window": 32}),
@@ -38,22 +38,22 @@ CASES: tuple[tuple[Any, dict[str, int]], ...] = (
     (ops.feedback, {"time": 256, "width": 128, "layers": 4}),
     (ops.feedback, {"time": 256, "width": 128, "layers": 4, "groups": 1}),
 )
-#: Measurements of each side.
+#: Number of turns in which each implementation is measured.
 ROUNDS = 3
-#: The model of the training steps: nanoGPT's size for a CPU.
+#: Sizes of the model that takes training steps: nanoGPT's sizes for a CPU.
 VOCAB, LAYERS, HEADS, D_MODEL, BLOCK, BATCH = 65, 4, 4, 128, 64, 12
-#: Tokens before a step of a layer, and steps in a measurement.
+#: Numbers of tokens before a timed decoding step, and steps per measurement.
 POSITIONS, STEPS = (10, 1_000, 10_000), 200
 
 
 def once(side: Callable[..., Any], given: Problem) -> list[Tensor]:
-    """Compute forward and backward: the output and every gradient."""
+    """Run a forward and a backward pass, and return the output and all gradients."""
     y = side(*given.inputs)
     return [y.detach(), *torch.autograd.grad(y, given.inputs, given.gradient)]
 
 
 def measure_case(op: Any, sizes: dict[str, int]) -> list[dict[str, Any]]:
-    """Measure an operation at one size: a plain dict for each of its forms."""
+    """Measure an operation at one size, and return a dict for each of its forms."""
     given, exact = (problem(op, t, **sizes) for t in (torch.float32, torch.float64))
     names = [name for name in op.forms if name != "triton"]
     calls = {
@@ -82,7 +82,7 @@ def measure_case(op: Any, sizes: dict[str, int]) -> list[dict[str, Any]]:
 
 
 def largest_error(results: list[Tensor], exact: list[Tensor]) -> float:
-    """Return the largest relative error of outputs and gradients; NaN is infinite."""
+    """Return the largest relative error of outputs and gradients; NaN counts as inf."""
     errors = [
         ((a.double() - b).norm() / b.norm().clamp(min=1e-30)).item()
         for a, b in zip(results, exact, strict=False)
@@ -94,7 +94,7 @@ def equal_d_ff(
     mixer: str | Mixer,
     sizes: tuple[int, int, int, int] = (LAYERS, HEADS, D_MODEL, BLOCK),
 ) -> int:
-    """Find the width of MLPs, a multiple of 32, for a model as large as softmax, to 2 %.
+    """Return the MLP width (a multiple of 32) that matches softmax's size within 2 %.
 
     - `sizes`: `layers`, `heads`, `d_model` and `max_len` of `LanguageModel`.
     """
@@ -104,19 +104,19 @@ def equal_d_ff(
         with torch.device("meta"):
             return LanguageModel(VOCAB, mixer, *sizes, 4 * d_model).num_parameters()
 
-    # Two matrices of an MLP in every layer.
+    # Each layer has an MLP with two matrices.
     missing = (size("softmax") - size(mixer)) / (2 * layers * d_model)
     return 4 * d_model + 32 * round(missing / 32)
 
 
 def new_model(mixer: str, time: int = BLOCK, d_ff: int | None = None) -> LanguageModel:
-    """Make a model for `time` tokens, as large as the softmax model unless `d_ff` is given."""
+    """Build a model for `time` tokens with as many parameters as the softmax model."""
     d_ff = d_ff or equal_d_ff(mixer)
     return LanguageModel(VOCAB, mixer, LAYERS, HEADS, D_MODEL, max_len=time, d_ff=d_ff)
 
 
 class TrainingStep:
-    """Take a training step in each call, of a model, with a batch and an optimiser."""
+    """Take one training step of a model on a fixed batch in each call."""
 
     def __init__(self, make: Callable[[], nn.Module], time: int = BLOCK):
         torch.manual_seed(0)
@@ -135,14 +135,14 @@ class TrainingStep:
 
 
 def measure_training(mixers: tuple[str, ...] = (*MIXERS,)) -> Iterator[dict[str, Any]]:
-    """Yield tokens per second (in turns), peak memory, operators and state by mixer."""
+    """Yield speed, peak memory, operator count and state size of training, by mixer."""
     steps = {mixer: TrainingStep(partial(new_model, mixer)) for mixer in mixers}
     times = in_turns(steps, ROUNDS, 0.5, shown=True)
 
     def start(mixer: str) -> None:
         step = TrainingStep(partial(new_model, mixer))
         step()
-        step()  # the optimiser's state is there from the second one on
+        step()  # The optimiser has its state from the second step on.
 
     for mixer, step in steps.items():
         yield {
@@ -157,7 +157,7 @@ def measure_training(mixers: tuple[str, ...] = (*MIXERS,)) -> Iterator[dict[str,
 
 
 def new_layers(longest: int) -> dict[str, Any]:
-    """Make all layers by name, with position tables for `longest` tokens."""
+    """Build all layers by name, with position tables for `longest` tokens."""
     fast = {
         f"fast weights, {rule}": layers.FastWeightAttention(D_MODEL, HEADS, rule=rule)
         for rule in heads.RULES
@@ -181,7 +181,7 @@ def measure_decoding(
 
     `prefill` computes the state at a position once; every call of `step` starts from it,
     so that all calls are at the same position. Layers that keep every key and value are
-    there for comparison, without the last position.
+    included for comparison, without the last position.
     """
     torch.manual_seed(0)
     for name, layer in new_layers(positions[-1] + 1).items():
@@ -199,7 +199,7 @@ def measure_decoding(
 
 
 def main(out: Path | None, command: str) -> None:
-    """Print every row when it is measured, and write all to `out` unless that is None."""
+    """Run the CPU benchmarks, print every row, and write all rows to `out` if given."""
     if out is not None:
         destination(out)
     source = provenance(command)

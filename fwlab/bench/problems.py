@@ -1,4 +1,4 @@
-"""Draw usual inputs of any operation of `fwlab.ops`, by the names of its dimensions."""
+"""Draw typical inputs of any operation of `fwlab.ops`, by names of its dimensions."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -13,18 +13,18 @@ from fwlab.feature_maps import l2_normalize
 from fwlab.layers import FeedbackTransformer
 from fwlab.ops import _operation as operation
 
-#: The rules, by the name of their operation.
+#: Operations that are rules, by name.
 RULES = {name: op for name, op in ops.TABLE.items() if hasattr(op, "rule")}
-#: The sizes of dimensions that a case does not name.
+#: Default sizes of dimensions that a case does not name.
 SIZES = {"batch": 4, "heads": 4, "steps": 2, "layers": 1, "window": 32}
 
 
 class Problem(NamedTuple):
-    """Hold the forward and backward pass of a benchmark.
+    """Hold the inputs and the call of a benchmark's forward and backward pass.
 
-    - `call`: takes `inputs` and `implementation`.
+    - `call`: a function of `inputs` and `implementation`.
     - `inputs`: leaves with gradients.
-    - `gradient`: that of the output.
+    - `gradient`: gradient of the output.
     """
 
     call: Callable[..., Any]
@@ -35,9 +35,9 @@ class Problem(NamedTuple):
 def example(
     op: Any, sizes: Mapping[str, int], generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Draw usual inputs of an operation by name, in float64.
+    """Draw typical random inputs of an operation in float64, by name.
 
-    - `sizes`: the sizes of its dimensions by name. Optional arguments are left out.
+    - `sizes`: sizes of the dimensions by name. Optional arguments are left out.
     """
     rule, x = getattr(op, "rule", None), {}
     for name, dims in operation.annotated(op).names.items():
@@ -50,9 +50,9 @@ def example(
         elif rule and name != "v":
             decays = name == "log_decay"
             x[name] = -F.softplus(part - 1) if decays else torch.sigmoid(part)
-        else:  # The programmer of 1991 writes little: tanh is not saturated.
+        else:  # Small writes of the 1991 programmer do not saturate tanh.
             x[name] = part / 4 if name in "ab" else part
-    if rule and "a" in x:  # RWKV-7 removes a part of what the key holds
+    if rule and "a" in x:  # RWKV-7 erases a part of the key's value.
         x |= {"a": -x["k"], "b": x["k"] * x["b"]}
     return x
 
@@ -64,7 +64,7 @@ def problem(op: Any, dtype: torch.dtype, **sizes: int) -> Problem:
     """
     generator, sizes = torch.Generator().manual_seed(0), SIZES | sizes
     width, heads, name = sizes.pop("width"), sizes["heads"], op.__name__
-    # The dimensions of keys in AFT: of the table of biases, or of a head.
+    # In AFT, `keys` is a size of the bias table, or the channels of a head.
     wide, keys = width, sizes["time"]
     if name == "aft_conv":
         wide = keys = width // heads
@@ -76,7 +76,7 @@ def problem(op: Any, dtype: torch.dtype, **sizes: int) -> Problem:
         d, layers, shared = sizes["d"], sizes["layers"], sizes.get("groups") == 1
         stack = FeedbackTransformer(d, heads, layers, shared=shared).double()
         weights = {n: w.detach() for n, w in stack.weights()._asdict().items()}
-        # Norms and the mean over layers as after some training.
+        # Perturb norms and the mean over layers, as training would.
         x = {n: w + torch.randn_like(w) / 10 for n, w in weights.items()}
         x = {"x": torch.randn(sizes["batch"], sizes["time"], d).double()} | x
         call = partial(feedback, [*weights], heads)
@@ -95,6 +95,6 @@ def problem(op: Any, dtype: torch.dtype, **sizes: int) -> Problem:
 def feedback(
     names: list[str], heads: int, x: Tensor, *weights: Tensor, implementation: str
 ) -> Any:
-    """Call `ops.feedback` with all weights as arguments."""
+    """Call `ops.feedback` with the weights as positional arguments."""
     given = ops.FeedbackWeights(**dict(zip(names, weights, strict=True)))
     return ops.feedback(x, given, heads=heads, implementation=implementation)

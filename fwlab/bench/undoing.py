@@ -24,13 +24,13 @@ METHODS = {
 
 
 def recovered(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
-    r"""Solve an update for its increment, from the fast weights after it.
+    r"""Return the increment of an update, from the fast weights after the update.
 
     $W_t k = (1 - \beta |k|^2)\, W_{t-1} k + \beta |k|^2\, v$, so
     $\beta (v - W_{t-1} k) = \beta (v - W_t k) / (1 - \beta |k|^2)$.
 
-    - Returns `[value]`; not finite if $\beta |k|^2 = 1$, since nothing is left of what
-      the key held.
+    - Returns `[value]`; not finite if $\beta |k|^2 = 1$, since the update has then
+      erased the old value.
     """
     return beta * (v - W @ k) / (1 - beta * (k @ k))
 
@@ -44,7 +44,7 @@ def undoing_error(
     d_key: int = 16,
     seed: int = 1,
 ) -> float | None:
-    r"""Take many steps on random inputs, undo them all, and compare every $W$.
+    r"""Return the error after `length` random updates of the delta rule are undone.
 
     Keys are DPFP features of normal vectors, values are normal, and strengths are
     sigmoids of normal numbers.
@@ -57,12 +57,12 @@ def undoing_error(
     - `method`: "stored" subtracts increments that the forward pass has kept, "inverted"
       solves for them, and "decay" is "stored" with a decay of 0.99 per step, by which
       undoing divides.
-    - `dtype`: of all numbers: "float64", "float32" or "bfloat16".
-    - `key_norm`: "l2" or "sum", what features are divided by.
+    - `dtype`: dtype of all tensors: "float64", "float32" or "bfloat16".
+    - `key_norm`: "l2" or "sum", the norm by which features are divided.
     - `length`, `d_key`: number of steps, width of keys and values, both at least 1.
-    - `seed`: of the random numbers.
-    - Returns the largest difference of any step, in units of the largest $W$ (Frobenius
-      norms), with three digits; None = it overflows.
+    - `seed`: seed of the random numbers.
+    - Returns the largest error of $W$ at any step, relative to the largest $W$
+      (Frobenius norms), with three digits; None = it overflows.
     """
     find, decay = METHODS[method]
     chance = torch.Generator().manual_seed(seed)

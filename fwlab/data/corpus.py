@@ -1,4 +1,4 @@
-"""Corpora: a file, a checked download, or Python's standard library."""
+"""Load corpora from files, checked downloads or Python's standard library."""
 
 import codecs
 import hashlib
@@ -13,25 +13,25 @@ from fwlab.data.texts import Splits, Text
 
 
 class CorpusError(ValueError):
-    """The text is missing, empty, or not the expected one."""
+    """Signal that the text of a corpus is missing, empty or not the expected one."""
 
 
 class _Source(NamedTuple):
-    file: str  # below $FWLAB_DATA, and in the download cache
+    file: str  # Path below $FWLAB_DATA and in the download cache.
     url: str
-    hash: str  # of the file, as "sha256:..." or "sha1:..."
-    # If the file is in a ZIP archive:
+    hash: str  # Hash of the file, as "sha256:..." or "sha1:...".
+    # Name of the file in its ZIP archive, and hash of the archive, if there is one.
     member: str = ""
     archive_hash: str = ""
 
 
-#: The corpora with splits of their own, and the hashes of their archives, which are those
-#: in Hugging Face's datasets library.
+#: Hashes of the archives of WikiText, as in Hugging Face's datasets library.
+#: Only these corpora have splits of their own.
 WIKITEXT = {
     "wikitext-2": "sha256:92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
     "wikitext-103": "sha256:242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
 }
-#: The hashes of files in them, which are GluonNLP's.
+#: Hashes of the files in these archives, as in GluonNLP.
 _FILES = {
     "wikitext-2-train": "sha1:863f29c46ef9d167fff4940ec821195882fe29d1",
     "wikitext-103-train": "sha1:b7497e2dfe77e72cfef5e3dbc61b7b53712ac211",
@@ -42,7 +42,7 @@ _FILES = {
 
 def _archived(part: str) -> _Source:
     name, _, split = part.rpartition("-")
-    # The copy of one of WikiText's authors; the first address is gone.
+    # Use the copy of a WikiText author, since the original address is gone.
     archive = f"https://wikitext.smerity.com/{name}-v1.zip"
     member = f"{name}/wiki.{split}.tokens"
     return _Source(f"{name}/{split}.txt", archive, _FILES[part], member, WIKITEXT[name])
@@ -70,7 +70,7 @@ CORPORA = {
 address and its hash; for an archive, also the name in it, and its hash."""
 
 
-#: The byte order marks of other encodings. UTF-16's are the beginning of UTF-32's.
+#: Byte order marks of other encodings. UTF-16's begin UTF-32's, so the order matters.
 OTHERS = {
     "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
     "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
@@ -140,7 +140,7 @@ def _text(name: str | None) -> Text:
         texts = (_text(f"{name}-{split}").documents for split in Splits._fields)
         return Text(sum(texts, ()))
     path = Path(name)
-    if name and path.is_dir():  # "" would be the current folder
+    if name and path.is_dir():  # An empty name would mean the current folder.
         return _folder(path)
     if name and ("/" in name or "\\" in name or path.suffix or path.exists()):
         return Text((_file(path),))
@@ -152,7 +152,7 @@ def _text(name: str | None) -> Text:
 
 
 class _Unreachable(CorpusError):
-    """There is no network, or no library to download with."""
+    """Signal that there is no network, or no library to download a corpus with."""
 
 
 def _known(name: str, source: _Source) -> str:
@@ -177,7 +177,7 @@ def _fetch(name: str, source: _Source) -> Path:
     try:
         import pooch
     except ModuleNotFoundError as error:
-        if error.name != "pooch":  # a dependency of pooch is missing
+        if error.name != "pooch":  # A dependency of pooch is missing.
             raise
         raise _Unreachable(
             f"cannot download the corpus {name!r}: pooch is not installed; run "
@@ -217,7 +217,7 @@ def _fetch(name: str, source: _Source) -> Path:
 
 
 def _file(path: Path) -> str:
-    """Return the text of a file; raise if it is empty or no text."""
+    """Return the text of a file, or raise `CorpusError` if it is empty or not text."""
     text, wrong = _read(path)
     if wrong or not text.strip():
         raise CorpusError(f"the corpus file {path} {wrong or 'is empty'}")
@@ -225,8 +225,8 @@ def _file(path: Path) -> str:
 
 
 def _folder(folder: Path) -> Text:
-    """Return all files below a folder, each as one document."""
-    # Skip hidden files, such as those of git.
+    """Return the text of all files below a folder, one document per file."""
+    # Skip hidden files, such as the files of git.
     names = (path.relative_to(folder).parts for path in folder.rglob("*"))
     shown = sorted(
         parts for parts in names if not any(p.startswith(".") for p in parts)
@@ -249,9 +249,9 @@ def _folder(folder: Path) -> Text:
 
 
 def _read(path: Path) -> tuple[str, str]:
-    """Return the text of a file, and the reason if it is no text, else ""."""
+    """Return the text of a file, and the reason why it is not text, or ""."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe may keep its reader waiting
+        if not stat.S_ISREG(path.stat().st_mode):  # Reading a pipe could block.
             raise CorpusError(
                 f"expected the corpus {path} to be a file or a folder: it is a device "
                 "or a pipe, so save its text first"
@@ -275,7 +275,7 @@ def _read(path: Path) -> tuple[str, str]:
 
 
 def _unix_lines(text: str) -> str:
-    """End every line with LF, as `open` does."""
+    """Convert line endings to LF, as `open` does."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

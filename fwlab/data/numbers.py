@@ -1,6 +1,6 @@
-"""Numbers in words, in English and in German."""
+"""Write numbers as English and German words."""
 
-#: From 0 to 19, then 20, 30 and so on.
+#: Words for 0 to 19, then for 20, 30 and so on.
 _ENGLISH = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen "
     "fourteen fifteen sixteen seventeen eighteen nineteen "
@@ -14,7 +14,7 @@ _GERMAN = (
 
 
 def number_words(number: int, language: str = "english") -> str:
-    """Return a number in words: a sentence, and its translation.
+    """Return a number in words, in English or in German.
 
     German says the ones before the tens, and writes one long word: 421
     is "four hundred twenty-one" and "vierhunderteinundzwanzig".
@@ -57,7 +57,7 @@ def _german(number: int) -> str:
 
 
 def _below_100(number: int, words: str) -> tuple[str, str]:
-    """Return the words for the tens and for the rest; "" where there is none."""
+    """Return the words for the tens and the ones of a number below 100, or ""."""
     known = words.split()
     if number < 20:
         return "", known[number]

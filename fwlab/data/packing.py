@@ -1,4 +1,4 @@
-"""Documents of any length in rows of one length, without padding."""
+"""Pack documents of any length into rows of one length, without padding."""
 
 from typing import NamedTuple
 
@@ -6,20 +6,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-#: The target of a token that has none; `cross_entropy` skips it.
+#: Target of tokens that have no target, which `cross_entropy` ignores.
 NO_TARGET = -100
 
 
 class Packed(NamedTuple):
-    """A batch of one row, full of documents.
+    """Hold a batch of one row that is filled with documents.
 
     - `inputs`: tokens, `int64 [1, length]`.
     - `targets`: the token after each of them in the same document; -100,
       which `torch.nn.functional.cross_entropy` skips, for the last one of
       a document. `int64 [1, length]`.
     - `cu_seqlens`: where the documents begin in the row, and `length`
-      last, `int32 [documents + 1]`. The name is that of the field's
-      libraries.
+      last, `int32 [documents + 1]`. Other libraries use the same name.
     """
 
     inputs: Tensor
@@ -28,7 +27,7 @@ class Packed(NamedTuple):
 
 
 def packed_rows(borders: Tensor, length: int) -> int:
-    """Return the number of rows that hold every document once.
+    """Return the number of rows per epoch, which contain every document once.
 
         >>> packed_rows(torch.tensor([0, 3, 8]), length=4)
         2
@@ -46,7 +45,7 @@ def packed_rows(borders: Tensor, length: int) -> int:
 def packed(
     tokens: Tensor, borders: Tensor, length: int, row: int, seed: int | None = None
 ) -> Packed:
-    """Return a row of documents, one after the other.
+    """Return one row of concatenated documents, with the target of each token.
 
     The documents of an epoch are put in an order and joined, and the whole
     is cut into rows. A document that does not fit continues in the next
@@ -85,13 +84,13 @@ def packed(
     sizes = borders.diff()
     order = torch.arange(len(sizes))
     if seed is not None:
-        # Seeded per epoch, so that a resumed run gets the same rows.
+        # Seed per epoch, so that a resumed run gets the same rows.
         generator = torch.Generator().manual_seed(seed + 1_000_003 * epoch)
         order = torch.randperm(len(sizes), generator=generator)
     ends = sizes[order].cumsum(0)
     step = torch.arange(row * length, min((row + 1) * length, len(tokens)))
     document = torch.searchsorted(ends, step, right=True)
-    # Where each token is in the text.
+    # Index in the text of each token of the row.
     index = borders[1:][order[document]] - ends[document] + step
     last = step + 1 == ends[document]
     inputs = tokens[index].long()

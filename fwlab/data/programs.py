@@ -1,4 +1,4 @@
-"""Programs that set, change and print variables."""
+"""Draw programs that set, change and print variables."""
 
 import random
 from collections import Counter
@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-#: Names of variables; a task with fewer takes the first ones.
+#: Names of variables. A task with fewer variables takes the first names.
 NAMES = ("x", "y", "z", "p", "r")
 VALUES = range(1, 11)
-#: The vocabulary, by token number.
+#: The vocabulary: the index of a word is its token.
 TOKENS = (
     *NAMES,
     *map(str, VALUES),
@@ -31,7 +31,7 @@ CLAUSES = (
     ),
     "END",
 )
-#: Kinds of statements, each as likely as the others; those after an `if`.
+#: Kinds of statements, which are equally likely, and kinds that may follow an `if`.
 KINDS = ("assign", "increment", "decrement", "print", "if")
 INNER = ("assign", "increment", "decrement")
 #: Rules that predict some prints correctly without executing everything.
@@ -41,9 +41,9 @@ Made = tuple[list[str], list[int | None], list[int | None]]
 
 
 class Programs(NamedTuple):
-    """A batch of programs.
+    """Hold a batch of programs, with labels for their prints.
 
-    - `tokens`: numbers in `TOKENS`, or in `CLAUSES`, `[batch, time]`; a
+    - `tokens`: indices into `TOKENS`, or into `CLAUSES`, `[batch, time]`; a
       program ends with END, which also fills the shorter rows.
     - `labels`: at the `;` of a print, the token of the printed value;
       -1 elsewhere. `[batch, time]`.
@@ -84,7 +84,7 @@ def programs(
     - `statements`: number of statements per program, at least 1; 100 in
       the paper.
     - `variables`: number of variables, 1 to 5; 3 or 5 in the paper.
-    - `rng`: where the random numbers come from.
+    - `rng`: generator of random numbers.
     - `clauses`: one token per statement or condition, which makes the
       sequences shorter; False = one per word, as in the paper.
     - Returns a `Programs`.
@@ -117,7 +117,7 @@ def programs(
 
 
 def program(statements: int, variables: int, rng: random.Random) -> Made:
-    """Draw one program.
+    """Draw one random program as words, with labels and values.
 
     - `statements`, `variables`, `rng`: as for `programs`.
     - Returns `(tokens, labels, values)`: words, and numbers from 1 to 10 or None, each
@@ -130,7 +130,7 @@ def program(statements: int, variables: int, rng: random.Random) -> Made:
     for _ in range(statements):
         statement = _statement(KINDS, NAMES[:variables], values, rng)
         _execute(statement, values)
-        at = {"print": 1, "if": 5}.get(statement[0], 0)  # the place of the variable
+        at = {"print": 1, "if": 5}.get(statement[0], 0)  # Index of the variable.
         value = values.get(statement[at])
         nothing = [None] * (len(statement) - 1)
         tokens += statement
@@ -142,7 +142,7 @@ def program(statements: int, variables: int, rng: random.Random) -> Made:
 def _joined(
     tokens: list[str], labels: list[int | None], values: list[int | None]
 ) -> Made:
-    """Join the words of each clause to one token."""
+    """Join the words of each clause of a program to one token."""
     ends = [at for at, token in enumerate(tokens) if token in (":", ";", "END")]
     starts = [0, *(end + 1 for end in ends)]
     clauses = [" ".join(tokens[i : j + 1]) for i, j in zip(starts, ends, strict=False)]
@@ -155,7 +155,7 @@ def _statement(
     values: dict[str, int],
     rng: random.Random,
 ) -> list[str]:
-    """Draw a statement that is possible while variables have these values."""
+    """Draw a random statement that is valid for the current values of variables."""
     while True:
         kind = rng.choice(kinds)
         if kind == "assign":
@@ -176,7 +176,7 @@ def _statement(
 
 
 def _limit(name: str, values: dict[str, int], rng: random.Random) -> str:
-    """Draw the right side of a comparison: another variable, or a constant."""
+    """Draw the right side of a comparison: another variable or a constant."""
     others = [other for other in values if other != name]
     return (
         rng.choice(others) if others and rng.random() < 0.5 else str(rng.choice(VALUES))
@@ -186,7 +186,7 @@ def _limit(name: str, values: dict[str, int], rng: random.Random) -> str:
 def _execute(
     statement: Sequence[str], values: dict[str, int], conditions: bool | None = None
 ) -> None:
-    """Change the values of variables as a statement does."""
+    """Execute a statement, which may change `values` in place."""
     if statement[0] == "print":
         return
     if statement[0] == "if":
@@ -204,7 +204,7 @@ def _execute(
 
 
 def _holds(values: dict[str, int], name: str, sign: str, limit: str) -> bool:
-    """Compare a variable; a name that was never set makes this false."""
+    """Return True if a condition holds. Conditions on unset variables are false."""
     if name not in values or (limit in NAMES and limit not in values):
         return False
     other = values[limit] if limit in NAMES else int(limit)
@@ -212,11 +212,11 @@ def _holds(values: dict[str, int], name: str, sign: str, limit: str) -> bool:
 
 
 def execute(tokens: Sequence[str], conditions: bool | None = None) -> list[int | None]:
-    """Execute a program, correctly or by a rule that saves work.
+    """Execute a program, with conditions evaluated or all taken as true or false.
 
     - `tokens`: as from `program`.
-    - `conditions`: None = as they are; True or False = take every condition for true,
-      or for false.
+    - `conditions`: None = evaluate them; True or False = take every condition as true,
+      or as false.
     - Returns a label for each token, as `program` does. A variable that was never set
       prints None, and a value stays in its range.
     """
@@ -234,9 +234,9 @@ def execute(tokens: Sequence[str], conditions: bool | None = None) -> list[int |
 
 
 def test_rng(seed: int) -> random.Random:
-    """Return a generator for test programs that differ from those of small seeds.
+    """Return a random number generator for test programs, apart from training seeds.
 
-    - `seed`: from 0 to 999, as of the training; a negative one would not do, since
+    - `seed`: seed of the training, from 0 to 999. A negative seed would not differ, as
       Python takes its absolute value.
     """
     return random.Random(1000 + seed)
@@ -245,13 +245,13 @@ def test_rng(seed: int) -> random.Random:
 def guess(
     rule: str, tokens: Sequence[str], labels: Sequence[int | None]
 ) -> list[int | None]:
-    """Predict every print of a program by a rule.
+    """Predict every print of a program by one of `RULES`.
 
-    - `rule`: one of `RULES`. The most frequent value takes many programs, and
-      guesses nothing here: see `rule_accuracy`.
-    - `tokens`, `labels`: as from `program`; "last print" repeats the label of the
-      same variable's print before.
-    - Returns a guess for each token; None = no guess.
+    - `rule`: one of `RULES`. "most frequent value" needs many programs, and predicts
+      nothing here: see `rule_accuracy`.
+    - `tokens`, `labels`: as from `program`; "last print" repeats the last label of the
+      same variable.
+    - Returns a prediction for each token; None = no prediction.
     - Raises `ValueError` for another rule.
     """
     if rule not in RULES:
@@ -264,7 +264,7 @@ def guess(
     if rule == "last print":
         known: dict[str, int | None] = {}
         for at, label in enumerate(labels):
-            if label is not None:  # "print", the variable, ";"
+            if label is not None:  # The clause is "print", variable, ";".
                 name = tokens[at - 1]
                 guesses[at], known[name] = known.get(name), label
     return guesses
@@ -273,7 +273,7 @@ def guess(
 def rule_accuracy(
     rule: str, batch: int, statements: int, variables: int, rng: random.Random
 ) -> float:
-    """Draw programs, and score a rule on their prints.
+    """Draw programs, and return a rule's accuracy on their prints in percent.
 
     - `rule`: one of `RULES`.
     - `batch`, `statements`, `variables`, `rng`: as for `programs`, which draws the

@@ -1,4 +1,4 @@
-"""Associative retrieval: pairs of keys and values, and what each key holds."""
+"""Draw associative retrieval tasks: key-value pairs, and the last value of each key."""
 
 from typing import NamedTuple
 
@@ -8,11 +8,11 @@ from torch.nn import functional as F
 
 
 class Retrieval(NamedTuple):
-    """Sequences of pairs.
+    """Hold sequences of key-value pairs, and the last value of each key.
 
     - `keys`: the key of each step, from 0 to `symbols` - 1,
       `[batch, length]`.
-    - `values`: the value of each step, likewise.
+    - `values`: the value of each step, `[batch, length]`.
     - `answers`: the most recent value of each key after the whole
       sequence, `[batch, symbols]`; -1 for a key that does not occur.
     """
@@ -50,7 +50,7 @@ def retrieval(
       least 1.
     - `length`: steps per sequence; None = `symbols`.
     - `repeat`: draw keys and values with replacement; False = without.
-    - `generator`: on the CPU; None = PyTorch's own.
+    - `generator`: on the CPU; None = PyTorch's default generator.
     - Returns a `Retrieval`.
     - Raises `ValueError` for sizes that do not fit.
     """
@@ -70,7 +70,7 @@ def retrieval(
 
 
 def last_values(keys: Tensor, values: Tensor, symbols: int) -> Tensor:
-    """Return the most recent value of each key, -1 for a key that does not occur."""
+    """Return the most recent value of each key, or -1 for a key that does not occur."""
     step = torch.arange(keys.shape[1]).expand_as(keys)
     never = torch.full((len(keys), symbols), -1)
     last = never.scatter_reduce(1, keys, step, "amax")
@@ -80,26 +80,26 @@ def last_values(keys: Tensor, values: Tensor, symbols: int) -> Tensor:
 
 
 def loss(found: Tensor, wanted: Tensor) -> Tensor:
-    """Return half the squared error against one-hot values, mean over queries.
+    """Return half the squared error against one-hot values, averaged over queries.
 
-    Finding nothing costs 0.5.
+    Retrieving nothing has a loss of 0.5.
     """
     return (found - F.one_hot(wanted, found.shape[-1])).square().sum(-1).mean() / 2
 
 
 def law(S: float, features: int) -> float:
-    """Return the smallest loss of a memory with this many features, after S pairs.
+    """Return the smallest possible loss of a memory with `features`, after `S` pairs.
 
-    What is retrieved depends on the values by a matrix of that rank at most,
-    and every direction of the identity that it lacks costs 0.5.
+    Retrieved values are a linear map of the values, of rank at most `features`,
+    and every direction of the identity that the map lacks costs 0.5.
     """
     return max(0.0, 0.5 * (1 - features / S))
 
 
 def columns(table: str) -> dict[str, dict[int, float]]:
-    """Read a table of losses: a column for each name, and a row for each S.
+    """Parse a text table of losses with a column per name and a row per S.
 
-    - `table`: lines of words; the first has the names, and "-" is no number.
+    - `table`: lines of words; the first has the names, and "-" means no number.
     - Returns the numbers of each name by S.
     """
     (_, *names), *rows = (line.split() for line in table.strip().splitlines())
@@ -109,9 +109,9 @@ def columns(table: str) -> dict[str, dict[int, float]]:
     }
 
 
-#: Figure 2 of Schlag et al. 2021, by feature map: final losses of setting 1 in the
-#: authors' logs, one seed each. Those of softmax attention up to .001, as all up to
-#: S = 340, are no numbers to draw.
+#: Figure 2 of Schlag et al. 2021: final losses of setting 1 in the authors' logs.
+#: The losses have one seed each.
+#: Losses of softmax attention up to 0.001, as at all S up to 340, are left out.
 FIGURE_2 = columns("""
   S  linear  dpfp-1  dpfp-2  dpfp-3  favor-64  favor-128  favor-512  softmax
  20  0.0009  0.0008  0.0003  0.0005    0.1300     0.0797     0.0453        -

@@ -1,19 +1,19 @@
-"""Texts as documents, and their splits."""
+"""Split texts into documents, and into parts for training, validation and test."""
 
 import hashlib
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-#: The least number of characters of a long document that are cut off at a time.
+#: Minimum number of characters of a piece of a long document.
 PIECE = 1 << 20
-#: The end of a WikiText article. Blank lines tell a title from the few lines of text
-#: that also begin and end with "=".
+#: The end of a WikiText article, before the title of the next article.
+#: A title has blank lines around it, unlike other lines that begin and end with "=".
 _END = re.compile(r"\n \n(?= = [^=\n].* = \n \n)")
 
 
 class Text(NamedTuple):
-    r"""A text of documents.
+    r"""Hold a text as a sequence of documents.
 
         >>> list(Text(("one\n", "two\n")).pieces())
         ['one\n', 'two\n']
@@ -25,7 +25,7 @@ class Text(NamedTuple):
 
     @classmethod
     def of_articles(cls, text: str) -> "Text":
-        """Cut a text of WikiText into articles.
+        """Split a text of WikiText into articles, one document per article.
 
         - `text`: articles; each begins with its title, a line ` = Title = ` between
           blank lines.
@@ -55,7 +55,7 @@ class Text(NamedTuple):
 
 
 class Splits(NamedTuple):
-    """A text to train on, and texts to measure the loss on.
+    """Hold the texts for training, validation and test.
 
     - `train`, `valid`: for training, and for validation.
     - `test`: for the final result; None = there is none.
@@ -67,7 +67,7 @@ class Splits(NamedTuple):
 
     @classmethod
     def of(cls, text: Text | str) -> "Splits":
-        """Cut a text: the first 90 % of its characters are for training.
+        """Split a text: 90 % of its characters for training, the rest for validation.
 
         - `text`: at least one character; a document may be cut in two.
         - Returns the splits, with `test=None`.
@@ -85,17 +85,17 @@ class Splits(NamedTuple):
         return cls(Text(tuple(train)), Text(tuple(valid)), None)
 
     def sha256(self) -> str:
-        """Compute the SHA-256 of all splits, one after the other.
+        """Compute the SHA-256 of the concatenated splits.
 
-        - Returns 64 hexadecimal digits. Those of a text that was cut are those of the
-          whole text.
+        - Returns 64 hexadecimal digits. The splits of a text have the same digits as
+          the text itself.
         """
         texts = (text.documents for text in self if text is not None)
         return Text(sum(texts, ())).sha256()
 
 
 def pieces(document: str) -> Iterator[str]:
-    """Cut a document at ends of lines, about a million characters at a time."""
+    """Split a document at line ends into pieces of about a million characters."""
     start = 0
     while start < len(document):
         end = document.find("\n", start + PIECE) + 1 or len(document)

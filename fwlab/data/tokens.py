@@ -1,4 +1,4 @@
-"""The tokens of a text, in a file that is mapped into memory."""
+"""Keep the tokens of a text in a file that is mapped into memory."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from fwlab.files import replacing
 
 
 class Tokens(NamedTuple):
-    """The tokens of a text.
+    """Hold the tokens of a text, and the borders of its documents.
 
     - `tokens`: indices into the vocabulary, int16 if it has at most 32,768 entries,
       otherwise int32, `[tokens]`. Any index works as for every tensor; `.long()` gives
@@ -29,10 +29,10 @@ class Tokens(NamedTuple):
 
 
 def token_file(text: Text, vocabulary: Vocabulary, path: str | Path | None) -> Tokens:
-    """Return the tokens of a text, made once and then mapped into memory.
+    """Return the tokens of a text from a memory-mapped file, which is written once.
 
-    The file is complete or not there at all. It is made again if it was cut, or made of
-    another text or vocabulary.
+    The file is always complete. It is written again if it was truncated, or if the text
+    or the vocabulary has changed.
 
         >>> token_file(Text(("a", "ba")), Characters("ab"), path=None).borders
         tensor([0, 1, 3])
@@ -66,7 +66,7 @@ def token_file(text: Text, vocabulary: Vocabulary, path: str | Path | None) -> T
 
 
 def _tokens(text: Text, vocabulary: Vocabulary) -> Tokens:
-    """Return the tokens in memory; raise if there are none."""
+    """Encode a text in memory, or raise `CorpusError` if there are no tokens."""
     dtype = torch.int16 if len(vocabulary) <= 1 << 15 else torch.int32
     parts, sizes = [torch.zeros(0, dtype=dtype)], [0]
     for document in text.documents:
@@ -80,7 +80,7 @@ def _tokens(text: Text, vocabulary: Vocabulary) -> Tokens:
 
 
 def _map(path: Path, expected: dict[str, str]) -> Tokens | None:
-    """Return the tokens of a file, or None if it is not the expected one."""
+    """Map a token file into memory, or return None if its metadata differ."""
     from safetensors import SafetensorError, safe_open
 
     try:

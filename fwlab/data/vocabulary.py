@@ -1,4 +1,4 @@
-"""Text as tokens: one per character, or one per word."""
+"""Convert text to tokens: one per character, or one per word."""
 
 import re
 from collections import Counter
@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-#: The end of a line, and any word that is not in the vocabulary.
+#: Tokens for the end of a line, and for words that are not in the vocabulary.
 END, UNKNOWN = "<eos>", "<unk>"
 
 
 class Vocabulary:
-    """Tokens by number: what `Characters` and `Words` share.
+    """Convert between tokens and numbers (base class of `Characters` and `Words`).
 
         >>> Characters("ab").vocabulary, Words(["<eos>", "ab"]).vocabulary
         (['a', 'b'], ['<eos>', 'ab'])
@@ -23,7 +23,7 @@ class Vocabulary:
     - `vocabulary`: the tokens, each once.
     """
 
-    #: Cut a text into tokens, and join them again.
+    #: Functions that split a text into tokens, and join tokens to a text.
     _cut: Any
     _join: Any
 
@@ -40,7 +40,7 @@ class Vocabulary:
         return "\n"
 
     def encode(self, text: str) -> Tensor:
-        """Turn text into tokens.
+        """Convert text to token numbers.
 
         - `text`: any number of known characters, or of words and lines.
         - Returns `int64 [tokens]`, indices into the vocabulary, from 0. The end of a
@@ -58,7 +58,7 @@ class Vocabulary:
         return torch.from_numpy(np.array(tokens, dtype=np.int64))
 
     def decode(self, tokens: Tensor) -> str:
-        """Turn tokens back into text.
+        """Convert token numbers to text.
 
         - `tokens`: `int64 [tokens]`, from 0 to the size of the vocabulary minus 1.
         - Returns the text; with one blank between words, and none at the beginning and
@@ -68,7 +68,7 @@ class Vocabulary:
 
 
 class Characters(Vocabulary):
-    """The distinct characters of a text, in code point order.
+    """Convert between numbers and characters, numbered in code point order.
 
         >>> Characters("hello").encode("hole")
         tensor([1, 3, 2, 0])
@@ -86,7 +86,7 @@ class Characters(Vocabulary):
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> "Characters":
-        """Return the characters of a text.
+        """Return the vocabulary of the characters of a text.
 
         - `texts`: the text in pieces.
         - Returns the vocabulary.
@@ -99,7 +99,7 @@ class Characters(Vocabulary):
 
 
 class Words(Vocabulary):
-    r"""Words between blanks, and ends of lines, as in the papers.
+    r"""Convert between numbers and words that blanks or ends of lines separate.
 
     - `vocabulary`: the words by token number, each once: `<eos>`, the end
       of a line, among them, and `<unk>` if there are to be unknown words.
@@ -124,7 +124,7 @@ class Words(Vocabulary):
 
     @classmethod
     def of(cls, texts: Iterable[str], minimum: int = 1) -> "Words":
-        """Return the words of a text.
+        """Return the vocabulary of the words of a text.
 
         - `texts`: the text in pieces, none of which ends within a word.
         - `minimum`: how often a word must occur, at least 1; all others

@@ -19,20 +19,20 @@ import torch
 from torch import Generator, Tensor, nn
 
 Answer = Callable[..., Any]
-#: Why a gradient may be wrong although the result is right.
+#: Hint at the cause of a wrong gradient if the result is right.
 CUT = "Is there a detach() or a no_grad() on its way to the result?"
 
 
 class Wrong(Exception):
-    """Raise this with one sentence for the learner that says why an answer is wrong."""
+    """Signal that a learner's answer is wrong, with one sentence that says why."""
 
 
 @dataclass
 class Call:
     """Hold the arguments and the result of one call to the learner's function.
 
-    - `arguments`: by name, in order.
-    - `result`: its tensors, or its number as one; None = it raised an
+    - `arguments`: the arguments by name, in order.
+    - `result`: the tensors, or the number as a tensor; None = the call raised an
       error, or returned something else.
     """
 
@@ -40,7 +40,7 @@ class Call:
     result: tuple[Tensor, ...] | None
 
 
-#: All calls of an answer during a check.
+#: All calls to the learner's function during a check.
 calls: ContextVar[list[Call] | None] = ContextVar("calls", default=None)
 
 
@@ -49,7 +49,7 @@ def ask(
     like: Tensor | Mapping[str, Tensor] | type[int] | type[float],
     **arguments: Any,
 ) -> Any:
-    """Call an answer, and turn any failure into `Wrong`.
+    """Call the learner's function, and convert any failure to `Wrong`.
 
     - `answer`: a function, or a module.
     - `like`: a tensor of the expected shape and dtype; or several, by name:
@@ -65,7 +65,7 @@ def ask(
         recorded.append(call)
     case = "With " + ", ".join(_described(n, a) for n, a in arguments.items())
     try:
-        with torch.enable_grad():  # in spite of modes that an answer sets
+        with torch.enable_grad():  # The answer may have disabled gradients.
             result = answer(*copies.values())
     except KeyboardInterrupt:
         raise
@@ -90,17 +90,17 @@ def ask(
 
 
 def normal(generator: Generator, *shape: int) -> Tensor:
-    """Return standard normal numbers in float64, for arguments."""
+    """Return standard normal numbers of a given shape in float64."""
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def orthonormal(generator: Generator, width: int) -> Tensor:
-    """Return a random square matrix whose rows are orthogonal and of length 1."""
+    """Return a random orthogonal matrix `[width, width]` in float64."""
     return torch.linalg.qr(normal(generator, width, width)).Q
 
 
 def copied(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy the arguments that an answer could change in place."""
+    """Copy the arguments that the learner's function could change in place."""
     copies = dict(arguments)
     for name, thing in arguments.items():
         if _is(thing):
@@ -111,17 +111,17 @@ def copied(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tensors(result: Any) -> tuple[Tensor, ...] | None:
-    """Convert the result of an answer to tensors; None if that is impossible."""
-    if isinstance(result, Real):  # also a NumPy scalar
+    """Convert the result of an answer to tensors, or return None if impossible."""
+    if isinstance(result, Real):  # This includes NumPy scalars.
         result = torch.tensor(float(result), dtype=torch.float64)
     parts = tuple(result) if isinstance(result, tuple | list) else (result,)
     return tuple(part.detach() for part in parts) if all(map(_is, parts)) else None
 
 
 def compare(found: Tensor, expected: Tensor, because: str = "") -> None:
-    """Raise `Wrong`, with numbers, unless two tensors agree to rounding.
+    """Raise `Wrong`, with the largest difference, unless two tensors agree to rounding.
 
-    - `found`: of the answer, any shape; float32 is compared with fewer digits.
+    - `found`: tensor of the answer, any shape; float32 is compared with fewer digits.
     - `expected`: the same shape.
     - `because`: a sentence on the likely cause.
     """
@@ -220,16 +220,16 @@ def smallest(
     differ: Callable[[dict[str, Any]], bool],
     tries: int = 40,
 ) -> dict[str, Any] | None:
-    """Search the smallest arguments for which an answer is wrong.
+    """Search for the smallest arguments for which an answer is wrong.
 
     - `draw`: draws arguments with a seed. Tensors of floats are cut to one entry along
       each dimension, then to two along dimensions of one size, then along all; and they
       get easy numbers of the same kind.
-    - `differ`: whether the answer is wrong on some arguments.
+    - `differ`: returns True if the answer is wrong on some arguments.
     - Returns the arguments with the fewest numbers other than 0; None = none found.
     """
     chance = random.Random(0)
-    end = time.monotonic() + 1  # a slow answer has fewer tries
+    end = time.monotonic() + 1  # A slow answer has fewer tries.
     drawn = [draw(seed) for seed in range(8)]
     easy = {name: _easy([each[name] for each in drawn]) for name in drawn[0]}
     sizes = dict.fromkeys(d for n in easy if easy[n] for d in drawn[0][n].shape)
@@ -251,14 +251,14 @@ def smallest(
 
 
 def _easy(drawn: list[Any]) -> list[float]:
-    """Return simple numbers that resemble the drawn ones."""
+    """Return a few simple numbers of the same kind as the drawn numbers."""
     if not _is(drawn[0]) or not drawn[0].is_floating_point():
         return []
     every = torch.cat([x.flatten() for x in drawn])
     every = every[every.isfinite()]
     if not len(every):
         return []
-    if (every == every.round()).all():  # bits, counts, one-hot keys
+    if (every == every.round()).all():  # Bits, counts and one-hot keys are integers.
         return sorted(set(every.tolist()), key=abs)[:3]
     low, high = (x.item() for x in every.aminmax())
     numbers = [0.5, 1.0] if low >= 0 and high <= 1 else [0.5, 1.0, 2.0]
@@ -271,14 +271,14 @@ def _easy(drawn: list[Any]) -> list[float]:
 def _small(
     x: Tensor, cut: dict[int, int], numbers: list[float], chance: random.Random
 ) -> Tensor:
-    """Cut the dimensions of a tensor, and fill it with some of the given numbers."""
+    """Shrink the dimensions of a tensor, and fill the tensor with random `numbers`."""
     x = x[tuple(slice(cut.get(size, size)) for size in x.shape)]
     some = [chance.choice(numbers) for _ in range(x.numel())]
     return torch.tensor(some, dtype=x.dtype).reshape(x.shape)
 
 
 def _effort(x: Any) -> float:
-    """Estimate how hard it is to calculate with this argument by head."""
+    """Estimate how hard mental arithmetic with an argument is."""
     if isinstance(x, int):
         return float(x)
     if not _is(x):
@@ -287,7 +287,7 @@ def _effort(x: Any) -> float:
 
 
 def shown(x: Any) -> str:
-    """Format numbers; a tensor with one entry is shown as a number."""
+    """Format a tensor or value as text, and a tensor with one entry as a number."""
     if not _is(x):
         return repr(x)
     x = x.detach().squeeze()
@@ -297,7 +297,7 @@ def shown(x: Any) -> str:
 
 
 def where(answer: Answer, frames: "list[tuple[str, int, dict[str, Any]]]") -> str:
-    """Return the learner's own line: `line 3, "return W"`, or nothing.
+    """Return the last line of the learner's code in `frames` as text, or "".
 
     - `frames`: file, line and globals of each frame, the innermost last.
     """
@@ -310,7 +310,7 @@ def where(answer: Answer, frames: "list[tuple[str, int, dict[str, Any]]]") -> st
 
 
 def raised(answer: Answer, error: BaseException) -> str:
-    """Describe the exception of an answer and its line."""
+    """Describe the exception that an answer raised, with the learner's line."""
     frames = [
         (frame.f_code.co_filename, line, frame.f_globals)
         for frame, line in traceback.walk_tb(error.__traceback__)
@@ -334,7 +334,7 @@ def described(error: BaseException) -> str:
 
 
 def short(text: str) -> str:
-    """Return the beginning of a text that may be very long."""
+    """Return a text of at most 300 characters, and shorten a longer one."""
     return text if len(text) <= 300 else f"{text[:300]}..."
 
 
@@ -352,7 +352,7 @@ def _is(thing: Any) -> bool:
 
 
 def _described(name: str, thing: Any) -> str:
-    """Return an argument in a few words: a function or a module only by its name."""
+    """Describe an argument by name and by shape or value; a function by name alone."""
     if _is(thing):
         return f"{name} {list(thing.shape)}"
     return name if callable(thing) else f"{name} = {thing!r}"
@@ -364,7 +364,7 @@ def _parts(result: Any, wanted: dict[str, Tensor], one: bool) -> tuple[Any, ...]
     if one:
         (target,) = wanted.values()
         if not (target.dim() or target.requires_grad or _is(result)):
-            number = _plain(result)  # equivalent to a tensor without dimensions
+            number = _plain(result)  # A number may replace a tensor without dimensions.
             if number is not None:
                 result = torch.tensor(number, dtype=target.dtype)
         return (result,)
@@ -392,7 +392,7 @@ def _number(result: Any, kind: type[int] | type[float], case: str) -> int | floa
 
 
 def _plain(result: Any) -> Any:
-    """Return a PyTorch or NumPy scalar as a Python number; anything else as None."""
+    """Return a PyTorch or NumPy scalar as a Python number, or None for other values."""
     if getattr(result, "ndim", None) == 0:
         result = result.item()
     is_number = isinstance(result, int | float) and not isinstance(result, bool)
@@ -402,10 +402,10 @@ def _plain(result: Any) -> Any:
 def _check(
     name: str, part: Any, target: Tensor, case: str, one: bool, floats: bool
 ) -> None:
-    """Raise `Wrong` unless a part of the result is like the target.
+    """Raise `Wrong` unless a part of the result matches the target.
 
-    It needs the same kind, shape and dtype; without `floats` among the arguments, any
-    floating dtype will do.
+    Kind, shape and dtype must match. Without `floats` among the arguments, any
+    floating dtype is accepted.
     """
     if not isinstance(part, Tensor):
         kind = type(part).__name__

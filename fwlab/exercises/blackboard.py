@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: The functions of the language.
+#: Functions of the rule language, by name.
 FUNCTIONS = {
     f.__name__.removeprefix("linalg_vector_"): f
     for f in (
@@ -16,8 +16,8 @@ FUNCTIONS = {
         *(torch.sigmoid, torch.maximum, torch.minimum, torch.where),
     )
 }
-TAKES = {"outer": 2, "maximum": 2, "minimum": 2, "where": 3}  # the others take one
-#: Further syntax that a text may have; it is safe to run, because it reaches no names.
+TAKES = {"outer": 2, "maximum": 2, "minimum": 2, "where": 3}  # The default is 1.
+#: Further syntax that a rule may use. It is safe to run, because it reaches no names.
 ALLOWED = (
     *(ast.Return, ast.Assign, ast.AugAssign, ast.Call, ast.Name, ast.expr_context),
     *(ast.Constant, ast.BinOp, ast.UnaryOp, ast.UAdd, ast.USub, ast.Add, ast.Sub),
@@ -45,11 +45,11 @@ def compiled(text: str) -> tuple[Callable[..., Tensor], list[str]]:
     - Returns the function, and the names of its inputs.
     - Raises `ValueError` for what the language does not have, with the line.
     """
-    if len(text) > 2_000:  # the limit of the site's editor
+    if len(text) > 2_000:  # The site's editor has this limit.
         raise ValueError(f"line 1: expected at most 2000 characters, got {len(text)}")
     try:
         tree = ast.parse(text)
-        compile(tree, "rule", "exec")  # finds an input that stands there twice
+        compile(tree, "rule", "exec")  # This finds duplicate inputs.
         made = ast.fix_missing_locations(_ToTensors().visit(ast.parse(text)))
     except (SyntaxError, RecursionError, MemoryError) as error:
         why = getattr(error, "msg", "this is too deep")
@@ -77,7 +77,7 @@ def compiled(text: str) -> tuple[Callable[..., Tensor], list[str]]:
 
 
 def _refused(node: Any, parent: Any, known: set[str]) -> str:
-    """Return why the language does not allow a part of a text; "" = it does."""
+    """Return why the rule language forbids a part of a text, or "" if it is allowed."""
     name = getattr(node, "id", None)
     if isinstance(node, ast.operator) and not isinstance(node, ALLOWED):
         both = ast.BinOp(ast.Name("a"), node, ast.Name("b"))
@@ -102,7 +102,7 @@ def _refused(node: Any, parent: Any, known: set[str]) -> str:
 def from_editor(
     text: str, beta: float = 0.7
 ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Turn a rule of the site's editor into a step, for any number of heads.
+    """Convert a rule of the site's editor into a step, for any number of heads.
 
         >>> step = from_editor('''
         ... def step(W, k, v, beta):

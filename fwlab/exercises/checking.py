@@ -1,4 +1,4 @@
-"""Check an answer: its properties in order, up to the first that fails."""
+"""Check the properties of an answer in order, up to the first that fails."""
 
 import ast
 import ctypes
@@ -37,15 +37,15 @@ from fwlab.exercises.answers import (
 from fwlab.exercises.notation import EXERCISES, Exercise, Property, printed
 from fwlab.exercises.questions import DERIVATIONS, QUESTIONS, Question, say
 
-#: How long an answer may take to check one property.
+#: Time limit for the check of one property, in seconds.
 SECONDS = 10.0
-#: Called with the name of each exercise that is checked, and why the answer is
-#: wrong ("" = it is right).
+#: Function that is called with the name of each checked exercise and an error text.
+#: The text is "" if the answer is right.
 listener: Callable[[str, str], object] | None = None
 
 
 def check(answer: Any, name: str | None = None) -> bool:
-    """Check an answer, and print its right properties and the first wrong one.
+    """Check an answer, and print the properties that hold and the first that fails.
 
     - `answer`: the function itself.
     - `name`: the exercise; None = the name of the function.
@@ -78,7 +78,7 @@ def check(answer: Any, name: str | None = None) -> bool:
 
 
 def assert_correct(answer: Any, name: str | None = None) -> None:
-    """Check an answer in pytest: print nothing, but raise if it is wrong.
+    """Check an answer without printing, for pytest, and raise if it is wrong.
 
     - `answer`, `name`: as for `check`.
     - Raises `AssertionError`, which says what is wrong.
@@ -138,7 +138,7 @@ def show(answer: Any, name: str | None = None) -> Figure | None:
 
 
 def hint(name: Any, number: int = 1) -> None:
-    """Print a hint.
+    """Print a hint for an exercise, a derivation or a question.
 
     - `name`: the exercise, derivation or question, or the function that answers it.
     - `number`: hint 1 is a nudge; later ones reveal more.
@@ -161,7 +161,7 @@ def hint(name: Any, number: int = 1) -> None:
 
 
 def solution(name: Any) -> None:
-    """Print how one may write an exercise, fill a derivation, or answer a question.
+    """Print a solution of an exercise, a derivation or a question.
 
     - `name`: the exercise, derivation or question, or a function that answers it.
     """
@@ -177,15 +177,15 @@ def solution(name: Any) -> None:
 
 
 def yours_or(answer: Any, name: str | None = None) -> Callable[..., Any]:
-    """Return your function if it is right, else fwlab's, and print which.
+    """Return your function if it is right, else fwlab's, and print the choice.
 
-    Where the cell is empty or wrong, that is your function in my_lab.py.
+    If the cell is empty or wrong, a right function in my_lab.py is yours.
 
     - `answer`, `name`: as for `check`. A wrong answer never raises an error.
     - Returns a function to use from here on.
     """
     for each in EXERCISES.values():
-        if answer is each.reference:  # the cell ran before
+        if answer is each.reference:  # The cell ran before.
             name = each.name
     exercise, complaint = _find(answer if name is None else name)
     if exercise is None:
@@ -197,7 +197,7 @@ def yours_or(answer: Any, name: str | None = None) -> Callable[..., Any]:
     if _is_right(exercise, answer):
         print(f"{exercise.name}: yours, from here on.")
         return answer
-    if getattr(answer, "__module__", "my_lab") != "my_lab":  # `mine` gives None, too
+    if getattr(answer, "__module__", "my_lab") != "my_lab":  # `mine` may pass None.
         kept = getattr(lab.load(), exercise.name, None)
         if kept and _is_right(exercise, kept):
             print(f"{exercise.name}: not right yet; yours in {lab.FILE}, from here on.")
@@ -212,9 +212,9 @@ def _is_right(exercise: Exercise, answer: Answer) -> bool:
 
 
 def mine(*names: str) -> Any:
-    """Take your functions from my_lab.py, and fwlab's where none of yours is right.
+    """Return your functions from my_lab.py, or fwlab's where yours are not right.
 
-    Prints which of them, as `yours_or` does.
+    The choice is printed, as by `yours_or`.
 
     - `names`: exercises that `check` found right in an earlier notebook.
     - Returns the function, or several in a list.
@@ -225,10 +225,10 @@ def mine(*names: str) -> Any:
 
 
 def golf(answer: Any, name: str) -> bool:
-    """Check an answer, and count its lines.
+    """Check an answer, and print its number of lines if it is right.
 
     - `answer`, `name`: as for `check`.
-    - Returns whether it is right, in whatever number of lines.
+    - Returns True if the answer is right, whatever its number of lines.
     """
     right = check(answer, name)
     exercise, _ = _find(name, callable(answer))
@@ -257,10 +257,10 @@ def lines_of(function: Any) -> int:
 
 
 class _Verdict(NamedTuple):
-    """Hold the sentence of a property and the error; "" = no error.
+    """Hold the verdict on one property of an answer.
 
-    - `misconception`, `case`: what is wrong with a well-known mistake, if it is one;
-      or else the smallest numbers that show it.
+    - `wrong`: the error; "" = none. `misconception`: the known mistake behind it, or
+      else `case`: the smallest arguments that show the error.
     """
 
     sentence: str
@@ -275,14 +275,14 @@ class _Verdict(NamedTuple):
 
     @property
     def why(self) -> str:
-        """Return the explanation of the error, if there is one."""
+        """Return the sentence of the property and the explanation of the error."""
         return " ".join(filter(None, (f"{self.sentence}?", *self.lines)))
 
 
 def _heard(exercise: Exercise, answer: Answer) -> Iterator[_Verdict]:
-    """Yield the verdicts, and report the outcome to the listener."""
-    exercise.compile()  # so that its author sees faulty code
-    why = "its check was stopped"  # replaced once the check ends
+    """Yield the verdicts on an answer, and report the outcome to `listener`."""
+    exercise.compile()  # Show faulty code of the exercise to its author.
+    why = "its check was stopped"  # This is replaced when the check ends.
     try:
         for verdict in _verdicts(exercise, answer):
             if verdict.wrong:
@@ -303,7 +303,7 @@ def _ours(exercise: Exercise, answer: Answer) -> bool:
 
 
 def _verdicts(exercise: Exercise, answer: Answer) -> Iterator[_Verdict]:
-    """Return the verdict on each property, in order, up to the first that fails.
+    """Yield the verdict on each property, in order, up to the first that fails.
 
     The answer runs in a thread of its own: there it cannot hang the caller,
     whose modes (no_grad, autocast, default device) do not matter either.
@@ -316,14 +316,14 @@ def _verdicts(exercise: Exercise, answer: Answer) -> Iterator[_Verdict]:
             generator = Generator().manual_seed(number)
             try:
                 verdict = _verdict(exercise, each, answer, generator)
-            except BaseException as error:  # a stopped answer, or a faulty check
+            except BaseException as error:  # The check is faulty or was stopped.
                 verdict = _Verdict(
                     each.says, f"The check ended with {described(error)}"
                 )
             verdicts.put(verdict)
             if verdict.wrong or each is exercise.properties[-1]:
                 return
-            verdicts.join()  # a redirected stdout would swallow the caller's line
+            verdicts.join()  # Redirected output would swallow the caller's line.
 
     thread, stdout = threading.Thread(target=work, daemon=True), sys.stdout
     thread.start()
@@ -344,7 +344,7 @@ def _verdicts(exercise: Exercise, answer: Answer) -> Iterator[_Verdict]:
             _stop(thread, answer)
             raise
         if verdict.wrong or each is exercise.properties[-1]:
-            thread.join(1)  # a thread that lives when a script ends would abort it
+            thread.join(1)  # A live thread would abort a script at its end.
         try:
             yield verdict
         finally:
@@ -362,16 +362,16 @@ def _verdict(
         return _Verdict(tried.says, "")
     except Wrong as wrong:
         why = str(wrong)
-    except Exception as error:  # an unforeseen result
+    except Exception as error:  # The result was unexpected.
         why = f"Your result led to {described(error)}"
     misconception = case = ""
     try:
-        with redirect_stdout(io.StringIO()):  # the output is printed already
+        with redirect_stdout(io.StringIO()):  # The output was printed before.
             misconception = _recognise(exercise, tried, answer, before)
-            slow = time.monotonic() > start + SECONDS / 4  # save time for the message
+            slow = time.monotonic() > start + SECONDS / 4  # Save time for the message.
             if not misconception and not slow:
                 case = _counterexample(exercise, answer)
-    except SystemExit:  # a stopped answer, or one that calls `sys.exit`
+    except SystemExit:  # The answer was stopped, or calls `sys.exit`.
         pass
     return _Verdict(tried.says, why, misconception, case)
 
@@ -379,10 +379,10 @@ def _verdict(
 def _recognise(
     exercise: Exercise, failed: Property, answer: Answer, before: int
 ) -> str:
-    """Return the misconception that gives the same results as an answer, if any.
+    """Return the text of the misconception that explains an answer, or "".
 
-    It must agree in all calls so far and on examples; a misconception of the failed
-    property must agree only in its calls, those from number `before` on. There,
+    A misconception must agree in all calls and examples; a misconception of the failed
+    property must agree only in the calls of this property, from `before` on. There,
     calls that raised an error and small differences do not count, because an answer
     may have other epsilons.
     """
@@ -403,7 +403,7 @@ def _recognise(
         )
 
     if gives(exercise.reference, asked):
-        return ""  # the numbers are right: something else is wrong
+        return ""  # The numbers are right, so something else is wrong.
     for text, misconception in exercise.misconceptions:
         if gives(misconception, asked):
             return text
@@ -419,15 +419,15 @@ def _recognise(
 
 
 def _varied(some: list[Call]) -> bool:
-    """Return True if results have several values: a single one may agree by chance."""
+    """Return True if results vary, since a single value may agree by chance."""
     results = [x for call in some for x in call.result or ()]
     if any(x.layout != torch.strided or x.is_meta for x in results):
-        return True  # no numbers that can be seen
+        return True  # The numbers cannot be read.
     return len({number for x in results for number in x.unique().tolist()}) > 1
 
 
 def _far(exercise: Exercise, asked: list[Call], function: Answer) -> float:
-    """Return the distance from answer to function over that from answer to solution."""
+    """Return the ratio of an answer's distances to a function and to the solution."""
     from_function = from_right = 0.0
     for call in asked:
         results = (
@@ -449,17 +449,17 @@ def _far(exercise: Exercise, asked: list[Call], function: Answer) -> float:
     return from_function / from_right if from_right else math.inf
 
 
-#: A longer case is too hard to calculate by head.
+#: Maximum length of a counterexample. A longer one is hard to verify by hand.
 LONGEST = 200
 
 
 def _counterexample(exercise: Exercise, answer: Answer) -> str:
-    """Describe small arguments for which an answer is wrong; "" = none found."""
+    """Return a text with small arguments for which an answer is wrong, or ""."""
     draw = exercise.example
     if draw is None or exercise.open or exercise.matters:
-        return ""  # other results are right, too
+        return ""  # Other results are right too.
     if any(callable(x) for x in draw(Generator().manual_seed(0)).values()):
-        return ""  # a model
+        return ""  # An argument is a model.
 
     def both(given: dict[str, Any]) -> list[tuple[Tensor, ...] | None]:
         return [_outcome(function, given) for function in (answer, exercise.reference)]
@@ -477,7 +477,7 @@ def _counterexample(exercise: Exercise, answer: Answer) -> str:
         return ""
     yours, right = both(given)
     if not yours or not right or len(yours) != len(right) or _same(yours, right):
-        return ""  # an answer that draws random numbers
+        return ""  # The answer draws random numbers.
     number = [_same((x,), (y,)) for x, y in zip(yours, right, strict=True)].index(False)
     which = f"result {number + 1} of yours" if len(right) > 1 else "yours"
     arguments = ", ".join(f"{name} = {shown(x)}" for name, x in given.items())
@@ -489,9 +489,9 @@ def _counterexample(exercise: Exercise, answer: Answer) -> str:
 
 
 def _first_step(exercise: Exercise, answer: Answer, given: dict[str, Any]) -> str:
-    """Find the first variable of the solution that the answer has with wrong values.
+    """Describe the first variable of the solution that has wrong values in the answer.
 
-    The answer has the right values nowhere, up to the sign; "" = none is wrong.
+    The right values, up to the sign, occur nowhere in the answer. "" = none is wrong.
     """
     yours, right = (_variables(f, given) for f in (answer, exercise.reference))
     numbers = [x for x in yours.values() if isinstance(x, Tensor)]
@@ -506,9 +506,9 @@ def _first_step(exercise: Exercise, answer: Answer, given: dict[str, Any]) -> st
 
 
 def _variables(function: Answer, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the variables of a function when it returns, without its arguments."""
+    """Return the local variables of a function at its return, without arguments."""
     code = getattr(inspect.unwrap(function), "__code__", None)
-    if code is None:  # a module, for example
+    if code is None:  # The function is a module, for example.
         return {}
     found: dict[str, Any] = {}
 
@@ -533,9 +533,9 @@ def _gap(x: Tensor, y: Tensor) -> float:
 def _outcome(
     function: Answer, arguments: dict[str, Any], catch: bool = True
 ) -> tuple[Tensor, ...] | None:
-    """Return the tensors that a function returns; None = none, or an error."""
+    """Call a function and return its tensors, or None after an error."""
     try:
-        with torch.enable_grad():  # the function may compute a gradient itself
+        with torch.enable_grad():  # The function may compute gradients itself.
             return tensors(function(*copied(arguments).values()))
     except SystemExit:
         raise
@@ -548,18 +548,18 @@ def _outcome(
 def _compared(
     exercise: Exercise, result: tuple[Tensor, ...] | None, arguments: dict[str, Any]
 ) -> tuple[Tensor, ...] | None:
-    """Return the part of a result that matters, if there is one."""
+    """Return the part of a result that `exercise.matters` selects, or all of it."""
     if result is None or exercise.matters is None:
         return result
     try:
         whole = result if len(result) > 1 else result[0]
         return tensors(exercise.matters(whole, *arguments.values()))
-    except Exception:  # a result of another shape, for example
+    except Exception:  # The result may have another shape.
         return result
 
 
 def _explained(answer: Answer, arguments: dict[str, Any]) -> Any:
-    """Call `_outcome`, and turn an exception into `Wrong` with its line."""
+    """Call `_outcome`, and convert an exception to `Wrong` with the learner's line."""
     try:
         return _outcome(answer, arguments, catch=False)
     except BaseException as error:
@@ -589,7 +589,7 @@ def _kind(x: Tensor) -> tuple[Any, ...]:
 
 
 def _stop(thread: threading.Thread, answer: Answer) -> str:
-    """End a thread, as far as Python can; returns where it was."""
+    """Stop a thread if Python can, and return the learner's line that was running."""
     frames, frame = [], sys._current_frames().get(thread.ident or 0)
     while frame:
         frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_globals))
@@ -607,19 +607,19 @@ def _stop(thread: threading.Thread, answer: Answer) -> str:
 
 def _debugged() -> bool:
     """Return True if a debugger may be at a breakpoint."""
-    monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
+    monitoring = getattr(sys, "monitoring", None)  # Python has this since 3.12.
     return sys.gettrace() is not None or bool(
         monitoring and monitoring.get_tool(monitoring.DEBUGGER_ID)
     )
 
 
 def _as_matrix(x: Tensor) -> Tensor:
-    """Return the first matrix of a batch; a vector is a matrix of one row."""
+    """Return the first matrix of a batch, or a vector as a matrix of one row."""
     return x.reshape(-1, *x.shape[-2:])[0] if x.dim() > 1 else x.reshape(1, -1)
 
 
 def _asked(name: Any) -> Exercise | Question | None:
-    """Look up an exercise by name; print the known names if there is none."""
+    """Look up an exercise or question by name, or print the known names."""
     if isinstance(name, str) and name in DERIVATIONS | QUESTIONS:
         return (DERIVATIONS | QUESTIONS)[name]
     exercise, complaint = _find(name)
@@ -637,7 +637,7 @@ def _find(name: Any, is_function: bool = True) -> tuple[Exercise | None, str]:
         )
     title = name if isinstance(name, str) else getattr(name, "__name__", None)
     if not isinstance(title, str):
-        title = type(name).__name__  # for an answer such as a module
+        title = type(name).__name__  # The answer may be a module.
     if title not in EXERCISES:
         return None, f"There is no exercise named {title!r}. The exercises: {known}."
     return EXERCISES[title], ""

@@ -21,29 +21,29 @@ from fwlab.exercises import EXERCISES, checking
 from fwlab.exercises.answers import short
 from fwlab.exercises.handouts import own_exercises
 
-#: The environment variables that a notebook sees.
+#: Environment variables that are passed to a notebook.
 PASSED = (
     *("PATH", "LANG", "LC_ALL", "TZ", "OMP_NUM_THREADS"),
     *("LD_LIBRARY_PATH", "SYSTEMROOT"),
 )
-#: Folders that are visible under bubblewrap, beside Python and its packages.
+#: Folders that a notebook sees under bubblewrap, beside Python and its packages.
 SEEN = ("/usr", "/bin", "/lib", "/lib64", "/opt", "/nix", "/etc/alternatives")
-#: The largest size of a notebook, in bytes.
+#: Maximum size of a notebook in bytes.
 LARGE = 2**26
-#: Seconds that a kernel may take until the first cell.
+#: Time limit for the start of a kernel, in seconds.
 START = 300
-#: The kind of output that says what `check` found.
+#: MIME type of the output that reports a verdict of `check`.
 VERDICT = "application/vnd.fwlab.verdict+json"
 
 
 class Submission(NamedTuple):
     """Hold a submitted notebook, as `read` returns it.
 
-    - `notebook`: its path.
+    - `notebook`: path of the notebook.
     - `cells`: the source of each code cell.
     - `listed`: names of the exercises that it lists, as `student_notebook` writes
       them; None = it has no list.
-    - `problem`: why the file is no notebook; "" = it is one.
+    - `problem`: why the file is not a notebook; "" = no problem.
     """
 
     notebook: str
@@ -53,7 +53,7 @@ class Submission(NamedTuple):
 
 
 def read(notebook: Path) -> Submission:
-    """Read a submitted notebook, or record why the file is not one."""
+    """Read a submitted notebook, or record why the file is not a notebook."""
     got = "no file"
     errors = (OSError, ValueError, LookupError, TypeError, AttributeError)
     with suppress(*errors, RecursionError):
@@ -76,7 +76,7 @@ def read(notebook: Path) -> Submission:
 def exercises_of(handout: Path) -> list[str]:
     """Return the exercises that a handed-out notebook lists, or else checks.
 
-    - Raises `ValueError` if the file is no notebook, or has no exercise.
+    - Raises `ValueError` if the file is not a notebook, or has no exercise.
     """
     handed_out = read(handout)
     names = handed_out.listed or asked(handed_out.cells)
@@ -87,7 +87,7 @@ def exercises_of(handout: Path) -> list[str]:
 
 
 def asked(cells: list[str]) -> list[str]:
-    """List the exercises that the lines of cells check, in order."""
+    """Return the names of the exercises that cells check, in order."""
     names: dict[str, None] = {}
     calls = r"^[^#\n]*\b(?:check|golf)\((.*)\)"
     for given in re.findall(calls, "\n".join(cells), re.MULTILINE):
@@ -104,7 +104,7 @@ def grade(
     expected: Iterable[str] | None = None,
     own: tuple[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Run a notebook, and see which exercises its own checks find right.
+    """Run a notebook, and return which exercises its own checks find right.
 
     An exercise is right if one of its checks, at the moment when it runs,
     finds the answer right.
@@ -113,15 +113,15 @@ def grade(
       delete files: `read` all of them before you grade the first.
     - `seconds`: time limit of the whole notebook.
     - `cell_seconds`: time limit of one cell, in whole seconds.
-    - `gib`: how much memory it may take, on top of that of PyTorch; Linux only.
+    - `gib`: memory limit in GiB, on top of the memory of PyTorch; Linux only.
     - `expected`: names of the exercises; None = those that the notebook
       lists, or else those that it checks.
     - `own`: name and source of a module with further exercises, which the notebook
       may import.
     - Returns `notebook`; `exercises`, a list of `name`, `right` and `why`;
       `errors`, the cells that raised an error; `ended`: "finished", or why
-      not; `listed`: whether there was a list of exercises; and `kept`: whether
-      bubblewrap kept the notebook in.
+      not; `listed`: True if there was a list of exercises; and `kept`: True if
+      bubblewrap sandboxed the notebook.
     - Raises `ChildProcessError` if no notebook can run here.
     """
     handed_in = notebook if isinstance(notebook, Submission) else read(notebook)
@@ -152,7 +152,7 @@ def grade(
 
 
 def report(graded: dict[str, Any]) -> str:
-    """Return the result of `grade`, as text."""
+    """Format the result of `grade` as text for a terminal."""
     exercises = graded["exercises"]
     right = sum(each["right"] for each in exercises)
     lines = [f"{graded['notebook']}: {right} of {len(exercises)} right"]
@@ -166,13 +166,13 @@ def report(graded: dict[str, Any]) -> str:
         lines.append(f"not finished: {graded['ended']}")
     if not graded["listed"]:
         lines.append("it lists no exercises; these are the ones it checks")
-    # Remove control characters, which a terminal might obey.
+    # Remove control characters, which a terminal might interpret.
     printed = ("".join(c if c.isprintable() else " " for c in line) for line in lines)
     return "\n".join(printed)
 
 
 def caution() -> str:
-    """Return a warning of what graded notebooks can reach here; "" with bubblewrap."""
+    """Return a warning if graded notebooks are not sandboxed, else ""."""
     return (
         ""
         if _bubblewrap()
@@ -188,7 +188,7 @@ def _run(
     gib: float,
     own: tuple[str, str] | None,
 ) -> tuple[list[tuple[str, str]], list[dict[str, Any]], str]:
-    """Run cells; returns verdicts as name and reason, the errors, and how it ended."""
+    """Run cells, and return verdicts (name, reason), errors and how the run ended."""
     try:
         import ipykernel  # noqa: F401
         from jupyter_client.manager import AsyncKernelManager
@@ -203,9 +203,9 @@ def _run(
 
     class Client(NotebookClient):
         def output(self, outs: Any, message: Any, *place: Any) -> None:
-            """Receive the output of a cell, and keep its verdicts."""
+            """Append the verdict in a cell's output to `verdicts`, if there is one."""
             match message["content"].get("data", {}).get(VERDICT):
-                case {"name": str(name), "why": str(why)}:  # ignore other forms
+                case {"name": str(name), "why": str(why)}:  # Other forms are ignored.
                     verdicts.append((name, why))
 
     def failed(cell: Any, cell_index: int, execute_reply: Any) -> None:
@@ -216,7 +216,7 @@ def _run(
         errors.append({"cell": cell_index, "error": error})
 
     first = f"import fwlab.exercises.grading as _\n_.prepare({own!r}, {gib})\ndel _"
-    # Unpaired surrogates cannot be sent.
+    # Replace unpaired surrogates, which cannot be sent to a kernel.
     sources = [each.encode(errors="replace").decode() for each in (first, *cells)]
     notebook = new_notebook(cells=[new_code_cell(source) for source in sources])
     quiet = logging.Logger("nbclient", logging.CRITICAL + 1)
@@ -224,7 +224,7 @@ def _run(
         work = Path(home, "work")
         work.mkdir()
         sandbox, sockets = _bubblewrap(), {}
-        if sandbox:  # the sandbox has its own network: connect by files
+        if sandbox:  # The sandbox has its own network, so connect by files.
             sandbox = (*sandbox, "--bind", home, home, "--chdir", str(work))
             sockets = {"transport": "ipc", "ip": f"{home}/kernel"}
         file = f"{home}/kernel.json"
@@ -274,7 +274,7 @@ def prepare(own: tuple[str, str] | None, gib: float) -> None:
     """Set up a kernel to report verdicts of `check`, and limit its memory."""
     from IPython import get_ipython
 
-    # This output arrives also if a cell captures its own.
+    # This output arrives even if a cell captures its output.
     publish = get_ipython().display_pub.publish
     checking.listener = lambda name, why: publish({VERDICT: {"name": name, "why": why}})
     if own:
@@ -298,7 +298,7 @@ def _kill(kernel: "subprocess.Popen[bytes]") -> None:
 
 @cache
 def _bubblewrap() -> tuple[str, ...]:
-    """Return the command that sandboxes a kernel; () = bubblewrap is missing or fails.
+    """Return the command that sandboxes a kernel, or () if bubblewrap cannot run.
 
     The kernel then sees no files but the system's and Python's, no network and no
     other processes.
@@ -311,7 +311,7 @@ def _bubblewrap() -> tuple[str, ...]:
         *("bwrap", "--unshare-all", "--die-with-parent", "--cap-drop", "ALL"),
         *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"),
         *(word for path in seen for word in ("--ro-bind-try", path, path)),
-        # A kernel ends if it does not see this process.
+        # With this variable, a kernel ends if it does not see this process.
         *("--unsetenv", "JPY_PARENT_PID"),
     )
     if not shutil.which("bwrap"):
@@ -321,16 +321,16 @@ def _bubblewrap() -> tuple[str, ...]:
 
 
 def _environment(home: str) -> dict[str, str]:
-    """Return the environment variables that a notebook may see: none is secret."""
+    """Return the environment variables for a notebook, none of which is secret."""
     passed = {name: os.environ[name] for name in PASSED if name in os.environ}
     places = dict.fromkeys(("HOME", "USERPROFILE", "TMPDIR", "TEMP"), home)
     return passed | places | {"PYTHONPATH": os.pathsep.join(_path())}
 
 
 def _path() -> list[str]:
-    """Return where a kernel finds modules: fwlab, and packages.
+    """Return the module search path of a kernel: fwlab and installed packages.
 
-    The current folder is left out, since it may hold files that others handed in.
+    The current folder is left out, since it may hold files that learners handed in.
     """
     root = str(Path(__file__).parents[2])
     others = [path for path in sys.path if path not in ("", os.getcwd(), root)]

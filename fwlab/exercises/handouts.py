@@ -23,10 +23,10 @@ GUIDE = (
 def student_notebook(
     title: str, exercises: Iterable[Exercise], own: str = ""
 ) -> dict[str, Any]:
-    """Make a notebook to hand out: each task, a function to fill in, a check.
+    """Return a notebook to hand out, with a task, a function and a check per exercise.
 
-    - `title`, `exercises`: its heading, and what it asks.
-    - `own`: a module to import, where the exercises are not fwlab's.
+    - `title`, `exercises`: heading and exercises of the notebook.
+    - `own`: a module to import, if the exercises are not fwlab's.
     """
     exercises = list(exercises)
     start = [*_imports(exercises), *([f"import {own}"] if own else [])]
@@ -77,8 +77,8 @@ def working_edition(notebook: dict[str, Any]) -> dict[str, Any]:
 def own_exercises(name: str, text: str) -> dict[str, Exercise]:
     """Run a module that adds exercises to `EXERCISES`, or questions to `QUESTIONS`.
 
-    - `name`, `text`: of the module, which can be imported from here on.
-    - Returns its exercises.
+    - `name`, `text`: name and source of the module, which can be imported from here on.
+    - Returns the new exercises.
     - Raises `ValueError` if there are none.
     """
     before = dict(EXERCISES)
@@ -102,13 +102,13 @@ def export(
 ) -> list[Path]:
     """Write a notebook for each topic, and copies of notebooks without their outputs.
 
-    - `folder`: where to; what it lacks is made.
-    - `notebooks`: files whose working edition is written there, too.
+    - `folder`: folder to write to, which is made if it is missing.
+    - `notebooks`: files that are copied there without their outputs.
     - `topics`: exercises, by topic and name.
-    - `own`: the file that the exercises are from, which goes there as well.
-    - `force`: write over files that are there.
+    - `own`: the file that defines the exercises, which is copied as well.
+    - `force`: overwrite existing files.
     - Returns the files.
-    - Raises `FileExistsError`, before it writes any, if one of them is there.
+    - Raises `FileExistsError`, before anything is written, if a file exists.
     """
     files: dict[Path, Any] = {}
     for topic, named in topics.items():
@@ -131,7 +131,7 @@ def export(
 
 
 def _imports(exercises: list[Exercise]) -> list[str]:
-    """Return the imports that tasks, hints and solutions use."""
+    """Return the import lines that tasks, hints and solutions use."""
     said = " ".join(
         " ".join((e.task, *e.hints, e.start, printed(e))) for e in exercises
     )

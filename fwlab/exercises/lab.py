@@ -15,23 +15,23 @@ from typing import Any
 from fwlab.exercises import progress
 from fwlab.files import replacing
 
-#: The file, beside the notebooks.
+#: Name of the file for right answers, beside the notebooks.
 FILE = "my_lab.py"
 HEAD = '''"""What you wrote in the notebooks of fwlab. Read it, and change it as you like.
 
     from my_lab import delta_step
 """
 '''
-#: The line above each function; editors know it as the beginning of a cell.
+#: The line above each function, which editors recognise as the start of a cell.
 MARK = re.compile(r"^# %% (\w+)\n", re.MULTILINE)
 
 
 def keep(name: str, answer: Callable[..., Any]) -> str:
-    """Write a right answer into the file, in place of an earlier one.
+    """Save a right answer in my_lab.py, in place of an earlier answer.
 
     - `name`: the exercise.
-    - Returns a sentence: that it is kept, or why it is not; "" = nothing is
-      remembered here.
+    - Returns a sentence that says that the answer is saved, or why not; "" =
+      nothing is saved here.
     """
     if (file := _place()) is None:
         return ""
@@ -57,13 +57,13 @@ def keep(name: str, answer: Callable[..., Any]) -> str:
         exec(compile(text, FILE, "exec"), ModuleType("my_lab").__dict__)
         with replacing(file) as safe:
             safe.write_text(text, "utf-8")
-    except Exception as error:  # also an error in the file
+    except Exception as error:  # The file itself may have an error.
         return f"It is not kept in {FILE}: {error}"
     return f"It is kept in {FILE}."
 
 
 def shelf(folder: Path) -> list[str]:
-    """List the saved functions of a folder, or of `notebooks` inside it."""
+    """Return the names of the functions saved in a folder or in its `notebooks`."""
     for file in (_place(), folder / FILE, folder / "notebooks" / FILE):
         if file is not None and file.is_file():
             return MARK.findall(file.read_text("utf-8", errors="replace"))
@@ -71,7 +71,7 @@ def shelf(folder: Path) -> list[str]:
 
 
 def load() -> ModuleType:
-    """Import the file of this notebook's folder; an empty module without one."""
+    """Import my_lab.py from the notebook's folder, or return an empty module."""
     empty, file = ModuleType("my_lab"), _place()
     spec = spec_from_file_location("my_lab", file) if file and file.is_file() else None
     if spec is None or spec.loader is None:
@@ -79,7 +79,7 @@ def load() -> ModuleType:
     module = sys.modules["my_lab"] = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # a reader may have broken the file
+    except Exception as error:  # A reader may have broken the file.
         del sys.modules["my_lab"]
         print(f"{FILE} cannot be imported: {error!r}")
         return empty
@@ -92,7 +92,7 @@ def _place() -> Path | None:
 
 
 def _defined(text: str) -> dict[str, str]:
-    """Return the statement of each name that a section defines."""
+    """Return the defining statement of each name in a section of the file."""
     found = {}
     for node in ast.parse(text).body:
         for part in getattr(node, "names", getattr(node, "targets", [node])):
@@ -104,7 +104,7 @@ def _defined(text: str) -> dict[str, str]:
 
 
 def _globals(table: symtable.SymbolTable) -> set[str]:
-    """List the names that the compiler looks for outside of all functions."""
+    """Return the global names in a symbol table and its nested tables."""
     own = {each.get_name() for each in table.get_symbols() if each.is_global()}
     return own.union(*map(_globals, table.get_children()))
 
@@ -112,7 +112,7 @@ def _globals(table: symtable.SymbolTable) -> set[str]:
 def _source(function: Any, parts: dict[str, str], others: dict[str, Any]) -> str:
     """Return the source of a function, and add its dependencies to `parts`, by name.
 
-    Raises `NameError` for what cannot be written down. `others` defines the rest.
+    Raises `NameError` if a dependency cannot be saved. `others` is in the file already.
     """
     if not isinstance(function, FunctionType) or function.__closure__:
         raise NameError("only a function that stands alone can be kept.")
@@ -127,7 +127,7 @@ def _source(function: Any, parts: dict[str, str], others: dict[str, Any]) -> str
         home = where not in ("__main__", "my_lab") and sys.modules.get(where)
         called = getattr(value, "__name__", "")
         new = f" as {name}" if called != name else ""
-        if isinstance(value, float) and value - value != 0:  # infinite, or NaN
+        if isinstance(value, float) and value - value != 0:  # This is inf or NaN.
             parts[name] = f'{name} = float("{value}")'
         elif isinstance(value, bool | int | float | str | None):
             parts[name] = f"{name} = {value!r}"
@@ -136,14 +136,14 @@ def _source(function: Any, parts: dict[str, str], others: dict[str, Any]) -> str
             new = f" as {name}" if called != name else ""
             parts[name] = f"{f'from {above} ' * bool(above)}import {called}{new}"
         elif where == "my_lab" and any(called in x for x in others.values()):
-            parts[name] = f"{name} = {called}" if new else ""  # already in the file
+            parts[name] = f"{name} = {called}" if new else ""  # The name is saved.
         elif value is getattr(home, called, parts):
             parts[name] = f"from {where} import {called}{new}"
         elif isinstance(value, FunctionType):
             alias = f"\n\n\n{name} = {called}" * bool(new)
             text = _source(value, parts, others) + alias
             section = others.get(name, {}).get(name) == ast.unparse(ast.parse(text))
-            del parts[name]  # to put it after its dependencies
+            del parts[name]  # Move the name after its dependencies.
             parts[name] = "" if section else text
         else:
             raise NameError(f"it uses {name}, which belongs to the notebook.")

@@ -25,12 +25,12 @@ class Property:
 
     - `says`: the sentence that `check` prints: what the answer does.
     - `code`: the check below it, an expression.
-    - `right`: what is right there, as an expression of the arguments; "" = the result
+    - `right`: the expected result, as an expression of the arguments; "" = the result
       of the solution.
     - `solution`, `draw`, `returns`: as for `exercise`.
-    - `because`: the likely cause where it fails.
-    - `catches`: functions that many write instead and that fail here first, by a
-      sentence that says what is wrong with them.
+    - `because`: the likely cause of a failure.
+    - `catches`: common wrong functions that fail here first, by a sentence that says
+      what is wrong with them.
     """
 
     says: str
@@ -44,7 +44,7 @@ class Property:
 
     @cached_property
     def holds(self) -> Holds:
-        """Check an answer with a seeded generator; raise `Wrong` if it fails."""
+        """Return the check, which raises `Wrong` for an answer without the property."""
         scope, expected = self.solution.__globals__, None
         try:
             if self.right:
@@ -62,29 +62,29 @@ class Property:
             raise _fault(self.solution, line, f"raises {error!r}") from error
 
 
-#: The methods of `Checks`, for the code below a ✓.
+#: Names of the methods of `Checks` that the code below a ✓ may call.
 KINDS = ("shape", "agrees", "gradient", "is_causal", "in_chunks")
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """Describe a function that the learner writes.
+    """Describe an exercise: a function that the learner writes.
 
     - `name`: the name of the learner's function.
     - `task`: what to write, in Markdown: a title, then arguments and result.
     - `reference`: the solution; answers are compared with it.
-    - `properties`: what must hold, easiest first.
+    - `properties`: properties that must hold, easiest first.
     - `hints`: each reveals more than the one before.
     - `example`: draws arguments, by name and in order; for `show`, and to
       recognise misconceptions.
     - `matters`: the part of a result in which all right answers agree, as a
       function of the result and the arguments; None = all of it.
     - `difficulty`: from 1, a line that copies an equation, to 5.
-    - `importance`: from 1, a side road, to 5, what all later notebooks need.
-    - `minutes`: how long it takes, task and thought included.
+    - `importance`: from 1, optional, to 5, needed by all later notebooks.
+    - `minutes`: time for the exercise, with reading and thinking.
     - `notebook`: the notebook that asks it, such as "04_delta_rule".
     - `start`: the faulty code that a bug hunt begins with; "" = an empty function.
-    - `open`: many answers with other results are right.
+    - `open`: True if many answers with other results are right.
     """
 
     name: str
@@ -111,9 +111,9 @@ class Exercise:
         return f"def {self.name}({names}): ...  # your code here"
 
     def compile(self) -> None:
-        """Compile all code of the docstring.
+        """Compile all code in the docstring of the exercise.
 
-        - Raises `ValueError`, with file and line, where some is faulty.
+        - Raises `ValueError`, with file and line, if some code is faulty.
         """
         for each in self.properties:
             _ = each.holds
@@ -122,7 +122,7 @@ class Exercise:
 
     @property
     def misconceptions(self) -> list[tuple[str, "Misconception"]]:
-        """Return the common wrong functions, each with its explanation."""
+        """Return common wrong functions, each with an explanation of the mistake."""
         return [
             (text, function)
             for each in self.properties
@@ -150,12 +150,12 @@ def exercise(
 ) -> Callable[[Answer], Answer]:
     """Register the decorated solution as an exercise in `EXERCISES`.
 
-    - `draw`: draws the arguments of its checks.
+    - `draw`: draws the arguments of the checks.
     - `returns`: names of the results, if there are several.
-    - `example`: draws other arguments for its example; None = `draw` does.
+    - `example`: draws other arguments for the example; None = use `draw`.
     - `matters`, `difficulty`, `importance`, `minutes`, `start`, `open`: as in `Exercise`.
-    - Returns a decorator, which gives the solution back.
-    - Raises `ValueError`, with file and line, where the docstring cannot be read.
+    - Returns a decorator, which returns the solution unchanged.
+    - Raises `ValueError`, with file and line, if the docstring cannot be read.
     """
 
     def add(function: Answer) -> Answer:
@@ -211,7 +211,7 @@ def _read(
 
 
 class Misconception:
-    """Hold a wrong function that many write, from a line below a ✗."""
+    """Hold a common wrong function, which a line below a ✗ describes."""
 
     def __init__(self, function: Answer, line: str, start: str) -> None:
         self.line = line
@@ -219,7 +219,7 @@ class Misconception:
 
     @property
     def source(self) -> str:
-        """Return its code: a changed solution, or an expression."""
+        """Return the code of the wrong function: edited solution, or an expression."""
         name = self._function.__name__
         if self.line.startswith("start:"):
             edits = self.line.removeprefix("start:").strip()
@@ -249,10 +249,10 @@ class Misconception:
 
 
 def started(name: str) -> Answer:
-    """Make a function of the start code of a bug hunt.
+    """Return the faulty function that a bug hunt starts with.
 
     - `name`: the exercise.
-    - Returns the function, with its bugs.
+    - Returns the faulty function.
     """
     return Misconception(
         EXERCISES[name].reference, "start:", EXERCISES[name].start
@@ -286,7 +286,7 @@ def printed(exercise: Exercise) -> str:
             elif getattr(helper, "__module__", "") == each.__module__:
                 found.append(helper)
         source = ""
-        with suppress(OSError, TypeError):  # a cell of a notebook
+        with suppress(OSError, TypeError):  # The source may be a notebook cell.
             source = inspect.getsource(sys.modules[each.__module__])
         for node in ast.parse(source).body:
             if isinstance(node, ast.Import | ast.ImportFrom):
@@ -299,7 +299,7 @@ def printed(exercise: Exercise) -> str:
 
 
 def _items(function: Answer) -> list[tuple[str, str, list[str]]]:
-    """Return the task and each item: its sign, its words, and its lines of code."""
+    """Split a docstring into the task and items: sign, words and lines of code."""
     items: list[tuple[str, list[str], list[str]]] = [("", [], [])]
     for line in inspect.cleandoc(function.__doc__ or "").splitlines():
         sign, words, code = items[-1]
@@ -320,7 +320,7 @@ def _items(function: Answer) -> list[tuple[str, str, list[str]]]:
 
 
 def _draws_alone(draw: Draw | None) -> bool:
-    """Return True if a function takes only a generator."""
+    """Return True if `draw` needs no argument except a generator."""
     if draw is None:
         return False
     _, *others = inspect.signature(draw).parameters.values()
@@ -329,12 +329,12 @@ def _draws_alone(draw: Draw | None) -> bool:
 
 
 def _lambda(function: Answer, expression: str) -> str:
-    """Return the source of a function with the arguments of this one."""
+    """Return the source of a lambda with the parameters of `function`."""
     return f"lambda {', '.join(inspect.signature(function).parameters)}: ({expression})"
 
 
 def _edited(function: Answer, line: str, source: str, edits: str) -> str:
-    """Apply edits to a source, each at its place in the original."""
+    """Apply `old -> new` edits to a source, in which each old text occurs once."""
     found = []
     for edit in filter(None, edits.split(" ; ")):
         old, arrow, new = edit.partition(" ->")
@@ -354,7 +354,7 @@ def _edited(function: Answer, line: str, source: str, edits: str) -> str:
 
 
 def _defined(name: str, source: str, beside: Answer) -> Answer:
-    """Compile the function of this name from a source that calls another function."""
+    """Compile the function `name` from a source, with the globals of `beside`."""
     scope = dict(beside.__globals__)
     exec(compile(source, f"<{name}, changed>", "exec"), scope)
     defined: Answer = scope[name]

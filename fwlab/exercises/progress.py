@@ -9,9 +9,9 @@ from typing import Any
 
 from fwlab.files import write_json
 
-#: The file, beside the notebooks.
+#: Name of the file for the progress, beside the notebooks.
 FILE = "fwlab_progress.json"
-#: The field of the file with the probabilities that a reader has given.
+#: Key of the file's entry for the probabilities that a reader has given.
 SURE = "sure"
 _session: dict[str, bool] = {}
 _sure: dict[str, float] = {}
@@ -20,20 +20,20 @@ _sure: dict[str, float] = {}
 def note(name: str, right: bool, sure: float | None = None) -> None:
     """Record a right answer, or the result of the first prediction.
 
-    - `name`: of an exercise, a question or a derivation.
-    - `right`: later answers do not change it.
+    - `name`: name of an exercise, a question or a derivation.
+    - `right`: True if the answer was right; later answers do not change this.
     - `sure`: the probability that the reader gave the prediction, if any.
     """
     if name not in done() and sure is not None:
         _sure[name] = sure
     _session.setdefault(name, right)
     if (file := place()) is not None:
-        with suppress(OSError):  # a folder that cannot be written to
+        with suppress(OSError):  # The folder may be read-only.
             write_json(file, done() | ({SURE: given()} if given() else {}))
 
 
 def done() -> dict[str, bool]:
-    """Return by name which answers were right, in this session and before."""
+    """Return True (right) or False for all answers so far, by name."""
     file = place()
     return _session | (read(file) if file else {})
 
@@ -47,7 +47,7 @@ def given() -> dict[str, float]:
 
 
 def place() -> Path | None:
-    """Return the file that stores progress; None = progress is lost with the session.
+    """Return the file that stores progress, or None if progress is not stored.
 
     The file is in the folder of the open notebook; there is none in a test or
     in continuous integration. The environment variable `FWLAB_PROGRESS` names
@@ -62,13 +62,13 @@ def place() -> Path | None:
 
 
 def found(folder: Path) -> dict[str, bool]:
-    """Read the progress stored in a folder, or in `notebooks` inside it."""
+    """Read the progress that is stored in a folder or in its `notebooks`."""
     files = (place(), folder / FILE, folder / "notebooks" / FILE)
     return next((read(file) for file in files if file and file.is_file()), {})
 
 
 def read(file: Path) -> dict[str, bool]:
-    """Read the progress in a file; empty if the file cannot be read."""
+    """Read the progress in a file, or return {} if the file cannot be read."""
     known = _content(file).items()
     return {name: right for name, right in known if isinstance(right, bool)}
 
@@ -82,9 +82,9 @@ def _content(file: Path) -> dict[str, Any]:
 
 
 def overview(known: dict[str, bool]) -> str:
-    """List all exercises, derivations and questions by notebook, and which are done.
+    """List all exercises, derivations and questions by notebook, with their status.
 
-    - `known`: whether each answer was right, by name.
+    - `known`: True if the answer was right, by name.
     """
     from fwlab.exercises import DERIVATIONS, EXERCISES, QUESTIONS
 

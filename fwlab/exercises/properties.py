@@ -1,7 +1,7 @@
 """Check properties that many exercises share, and count operations and memory.
 
 The code below a ✓ of an exercise calls `shape`, `agrees`, `gradient`, `is_causal` or
-`in_chunks`, the methods of `Checks`. Each makes a function of the answer, the reference
+`in_chunks`, the methods of `Checks`. Each returns a function of answer, reference
 and a seeded generator, which raises `Wrong` if the property does not hold.
 """
 
@@ -25,9 +25,9 @@ from fwlab.exercises.answers import (
     copied,
 )
 
-#: Takes a generator and sizes; returns arguments by name and in order.
+#: Function of a generator and sizes that returns arguments by name and in order.
 Draw = Callable[..., dict[str, Any]]
-#: A part of the result: takes the result, and then the arguments.
+#: Function of the result and the arguments that returns a part of the result.
 Part = Callable[..., Any]
 Holds = Callable[[Answer, Answer, Generator], None]
 
@@ -98,7 +98,7 @@ class Checks:
     def gradient(
         self, size: Any = (), *, draw: Draw | None = None, of: Part | None = None
     ) -> Holds:
-        """Compare the gradient of each tensor among the arguments with the reference's.
+        """Check the gradient of each tensor argument against the reference.
 
         - `of`: the part of the result to differentiate; None = all of it.
         """
@@ -115,7 +115,7 @@ class Checks:
         return holds
 
     def is_causal(self, draw: Draw | None = None) -> Holds:
-        """Check that the first steps of the result, shaped like v, ignore the others."""
+        """Check that the first steps of the result do not depend on later steps."""
 
         def holds(answer: Answer, reference: Answer, generator: Generator) -> None:
             inputs = (draw or self.draw)(generator)
@@ -129,7 +129,7 @@ class Checks:
         return holds
 
     def in_chunks(self, draw: Draw | None = None, time: int = 1024) -> Holds:
-        """Check that an answer does about as much work as the solution, in two chunk sizes.
+        """Check that an answer needs as much work as the solution, at two chunk sizes.
 
         - `draw`: takes a generator, a number of steps and a size of chunks; keys `k`
           and values `v` have to be wide.
@@ -154,14 +154,13 @@ class Checks:
         return ask(answer, like, **inputs), target
 
 
-#: Operators that multiply and add along the last dimension of the argument before
-#: the last.
+#: Operators that sum products along the last dimension of the second-last argument.
 PRODUCTS = {"mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addmv"}
 PRODUCTS |= {"linalg_solve_triangular", "_linalg_solve_ex"}
 
 
 class Mode(TorchDispatchMode):
-    """Record each operator, without PyTorch's compiler, which takes a second to load."""
+    """Record each operator without loading PyTorch's compiler, which takes a second."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -214,7 +213,7 @@ class Work(Mode):
 def _works_in_chunks(
     answer: Answer, reference: Answer, draw: Callable[[int], dict[str, Any]], time: int
 ) -> None:
-    """Raise `Wrong` unless an answer works in chunks, whose size `draw` takes."""
+    """Raise `Wrong` unless an answer computes in chunks of the size given to `draw`."""
     more = []
     for chunk in (64, 32):
         inputs = draw(chunk)
@@ -251,7 +250,7 @@ def _works_in_chunks(
             "Your function does the same work in chunks of 64 and of 32 steps: "
             "chunk is not used. A chunk of n steps has n x n products of its own."
         )
-    # Chunks of twice the length: 2. The chunked delta rule with an inverse: 1.91.
+    # Chunks of twice the length have a ratio of 2, the delta rule by an inverse 1.91.
     if many - few > 1.95 * (many_right - few_right):
         raise Wrong(
             "Between chunks of 64 and of 32 steps, your work changes by more than "
@@ -275,7 +274,7 @@ def exactly(*names: str) -> Draw:
 def _cases(
     draw: Draw, sizes: Sequence[Any], generator: Generator
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Return the arguments for each size, and the sizes by name; no size = one call."""
+    """Yield the drawn arguments for each size, and the sizes by name."""
     for size in sizes or ((),):
         if isinstance(size, Mapping):
             bound = inspect.signature(draw).bind(generator, **size)

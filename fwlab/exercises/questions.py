@@ -1,7 +1,7 @@
 """Ask the questions of a notebook beside its exercises: predictions and derivations.
 
 The questions of a notebook are in the file course/NN_name.toml. Lines of a long text
-are joined with spaces, except those of a derivation.
+are joined with spaces, except in derivations.
 """
 
 import ast
@@ -32,7 +32,7 @@ class Blank:
     """Hold a blank of a derivation, where the reader writes an expression.
 
     - `truth`: the right expression, in Python.
-    - `tempting`: wrong ones, and why each is wrong, without a full stop.
+    - `tempting`: wrong expressions, and why each is wrong, without a full stop.
     """
 
     truth: str
@@ -105,7 +105,7 @@ class Question:
 
     @property
     def answer(self) -> str:
-        """Write the truth as a reader sees it: three digits of a fraction."""
+        """Format the right answer for a reader, with three digits for a fraction."""
         if isinstance(self.truth, str):
             return self.truth
         whole = math.isfinite(self.truth) and self.truth == round(self.truth)
@@ -113,7 +113,7 @@ class Question:
 
 
 def _joined(part: Any) -> Any:
-    """Return a field of a TOML file without line breaks in texts, lists as tuples."""
+    """Convert a TOML value: join the lines of texts, and convert lists to tuples."""
     if isinstance(part, dict):
         return {key: _joined(each) for key, each in part.items()}
     if isinstance(part, list):
@@ -134,7 +134,7 @@ def _question(name: str, notebook: str, table: dict[str, Any]) -> Question:
 
 
 def _all() -> dict[str, Question]:
-    """Collect the questions of all notebooks; raise if two share a name."""
+    """Collect the questions of all notebooks, and raise if two share a name."""
     every: dict[str, Question] = {}
     for file in sorted(Path(__file__).with_name("course").glob("*.toml")):
         for name, table in tomllib.loads(file.read_text("utf-8")).items():
@@ -152,7 +152,7 @@ DERIVATIONS = {name: each for name, each in _EVERY.items() if each.blanks}
 
 
 def say(text: str) -> None:
-    """Print a paragraph."""
+    """Print a text wrapped to 80 columns."""
     print(textwrap.fill(text, 80, break_long_words=False, break_on_hyphens=False))
 
 
@@ -165,8 +165,8 @@ def check_formula(name: str, **blanks: Any) -> bool:
     - `name`: the derivation.
     - `blanks`: a Python expression for each letter, in quotes: `a="beta * k"`.
       It may use the symbols of the derivation, the blanks before it, and the
-      functions of PyTorch and Python. None at all = print the derivation.
-    - Returns whether all blanks are right. A wrong one never raises an error.
+      functions of PyTorch and Python. No blanks = print the derivation.
+    - Returns True if all blanks are right. A wrong blank never raises an error.
     """
     derivation = DERIVATIONS.get(name)
     if derivation is None:
@@ -204,7 +204,7 @@ def _print(derivation: Question) -> None:
 
 
 def _wrong(derivation: Question, letter: str, expression: Any) -> str:
-    """Return the error of the expression in a blank; "" = no error."""
+    """Return what is wrong with the expression in a blank, or ""."""
     blank = derivation.blanks[letter]
     if str(expression).strip() in ("Ellipsis", "...", ""):
         return "still empty."
@@ -212,7 +212,7 @@ def _wrong(derivation: Question, letter: str, expression: Any) -> str:
     truths = [_value(blank.truth, symbols) for symbols in draws]
     try:
         values = [_value(expression, symbols) for symbols in draws]
-    except (Exception, SystemExit) as error:  # The expression may raise anything.
+    except (Exception, SystemExit) as error:  # The expression may raise any exception.
         return f"{type(error).__name__}: {error}"
     if all(map(_same, values, truths)):
         return ""
@@ -226,7 +226,7 @@ def _wrong(derivation: Question, letter: str, expression: Any) -> str:
 
 
 def _counterexample(derivation: Question, letter: str, expression: Any) -> str:
-    """Find the smallest numbers for which an expression is wrong."""
+    """Describe the smallest numbers for which an expression is wrong."""
     truth = derivation.blanks[letter].truth
 
     def both(given: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -236,10 +236,10 @@ def _counterexample(derivation: Question, letter: str, expression: Any) -> str:
     def differ(given: dict[str, Any]) -> bool:
         try:
             yours, right = both(given)
-        except Exception:  # an expression that needs these shapes
+        except Exception:  # The expression may need the original shapes.
             return False
         fine = yours.shape == right.shape and bool(right.isfinite().all())
-        small = all(size <= 2 for size in right.shape)  # an eye(4) does not shrink
+        small = all(size <= 2 for size in right.shape)  # Show only small results.
         return fine and small and not _same(yours, right)
 
     given = smallest(lambda seed: _drawn(derivation, seed), differ)
@@ -272,7 +272,7 @@ def _drawn(derivation: Question, seed: int) -> dict[str, Tensor]:
 def _derived(
     derivation: Question, drawn: Mapping[str, Tensor], letter: str = ""
 ) -> dict[str, Tensor]:
-    """Return the values of all symbols, and those of the blanks before `letter`."""
+    """Return the values of all symbols and of the blanks before `letter`."""
     symbols: dict[str, Tensor] = {}
     for name, shape in derivation.symbols.items():
         fixed = isinstance(shape, str)
@@ -286,18 +286,18 @@ def _derived(
 
 
 def _value(expression: Any, symbols: Mapping[str, Tensor]) -> Tensor:
-    """Evaluate an expression; it gets copies of the symbols."""
-    text = f"({str(expression).strip()})"  # brackets allow several lines
+    """Evaluate an expression with copies of the symbols, and return a tensor."""
+    text = f"({str(expression).strip()})"  # Brackets allow several lines.
     names: dict[str, Any] = {"torch": torch}
     for name in _names(text):
         if name in symbols:
             names[name] = symbols[name].clone()
         elif callable(getattr(torch, name, None)):
             names[name] = _forgiving(name)
-        elif hasattr(torch, name) and not hasattr(builtins, name):  # a dtype, pi
+        elif hasattr(torch, name) and not hasattr(builtins, name):  # For example, pi.
             names[name] = getattr(torch, name)
     default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)  # for tensors that an expression makes
+    torch.set_default_dtype(torch.float64)  # The expression may make tensors.
     try:
         return torch.as_tensor(eval(text, names), dtype=torch.float64)
     finally:
@@ -305,11 +305,11 @@ def _value(expression: Any, symbols: Mapping[str, Tensor]) -> Tensor:
 
 
 def _forgiving(name: str) -> Callable[..., Any]:
-    """Find a PyTorch function by name, extended to plain numbers, or else Python's."""
-    if name == "range":  # torch.range is something else
+    """Return a function of PyTorch that also takes numbers, or else Python's."""
+    if name == "range":  # `torch.range` differs from `range`.
         return range
     tried = [getattr(torch, name)]
-    if name in ("max", "min"):  # torch.max(x, 0) is something else, too
+    if name in ("max", "min"):  # `torch.max(x, 0)` differs too.
         tried = [getattr(builtins, name), getattr(torch, f"{name}imum"), *tried]
     elif hasattr(builtins, name):
         tried.append(getattr(builtins, name))
@@ -324,13 +324,13 @@ def _forgiving(name: str) -> Callable[..., Any]:
             for arguments in (given, tensors):
                 with suppress(TypeError, RuntimeError, ValueError):
                     return function(*arguments, **named)
-        return tried[0](*given, **named)  # to raise the error that explains the problem
+        return tried[0](*given, **named)  # This raises the most helpful error.
 
     return call
 
 
 def _names(expression: str) -> set[str]:
-    """Return the names that an expression uses; none if it is not Python."""
+    """Return the names that an expression uses, or none if it cannot be parsed."""
     with suppress(SyntaxError):
         nodes = ast.walk(ast.parse(expression, mode="eval"))
         return {node.id for node in nodes if isinstance(node, ast.Name)}
@@ -348,12 +348,12 @@ _sure: dict[str, float] = {}
 
 
 def predict(name: str, answer: Any = ..., sure: Any = None) -> None:
-    """Write down what you expect, before you run the cell that shows it.
+    """Record your answer to a question, before a cell shows the result.
 
     - `name`: the question.
     - `answer`: a number, or the letter or the text of a choice, in quotes;
       `...` = only print the question.
-    - `sure`: the probability that it is right, from 0 to 1, for `predictions`.
+    - `sure`: the probability that the answer is right, from 0 to 1, for `predictions`.
     """
     _sure.pop(name, None)
     if sure is not None:
@@ -405,7 +405,7 @@ def reveal(name: str, computed: Any = None) -> None:
 
 
 def quiz(name: str, answer: Any = ...) -> None:
-    """Ask a question on what you have read before, and answer it at once.
+    """Ask a question about earlier notebooks, and check the answer at once.
 
     - `name`, `answer`: as for `predict`.
     """
@@ -450,7 +450,7 @@ def predictions() -> Figure | None:
 
 
 def _calibration(answers: list[tuple[float, bool]]) -> Figure:
-    """Draw the share of right answers in five groups, by how sure the reader was."""
+    """Draw the share of right answers in five groups of stated probability."""
     groups: dict[int, list[tuple[float, bool]]] = {}
     for sure, right in answers:
         groups.setdefault(min(int(5 * sure), 4), []).append((sure, right))
@@ -503,9 +503,9 @@ def _note(name: str, answer: Any, call: str) -> None:
 
 
 def _read(question: Question, answer: Any) -> float | str:
-    """Return an answer as people type it, or as a notebook computes it."""
-    if hasattr(answer, "item"):  # a tensor or a NumPy array
-        with suppress(ValueError, RuntimeError):  # `item` raises for several numbers
+    """Convert an answer, typed or computed, to a number or a choice."""
+    if hasattr(answer, "item"):  # The answer is a tensor or an array.
+        with suppress(ValueError, RuntimeError):  # `item` raises for several numbers.
             answer = answer.item()
     given = textwrap.shorten(repr(answer), 60)
     if not question.choices:
@@ -525,7 +525,7 @@ def _read(question: Question, answer: Any) -> float | str:
 
 
 def _typed(text: str, percent: bool = False) -> float:
-    """Parse a number as typed: 1/20, or 76 %, which is 76 if `percent`, else 0.76."""
+    """Parse a typed number such as "1/20" or "76 %" (76 if `percent`, else 0.76)."""
     plain = "".join(text.split()).replace("−", "-")
     above, _, below = plain.removesuffix("%").partition("/")
     value = float(above) / float(below or 1)
@@ -533,7 +533,7 @@ def _typed(text: str, percent: bool = False) -> float:
 
 
 def _tried(question: Question, computed: Any) -> float | str | None:
-    """Return a notebook's value, as text if it is not a valid answer."""
+    """Convert a computed value to an answer, or to text if it is no valid answer."""
     try:
         return None if computed is None else _read(question, computed)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A language model, an encoder-decoder, and published models in the first's form."""
+"""Define a language model and an encoder-decoder, and load published models."""
 
 from fwlab.models.checkpoints import load
 from fwlab.models.encoder_decoder import EncoderDecoder

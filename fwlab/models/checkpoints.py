@@ -22,12 +22,12 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def load(source: str | Path, dtype: torch.dtype | None = None) -> LanguageModel:
-    """Load a published model: of one of the families on the page "Published models".
+    """Load a published model of a family on the page "Published models".
 
     - `source`: a folder with config.json and weights as safetensors, in one file or in
       shards with an index. Or the name of a model on the hub, OWNER/NAME, which is
       downloaded if huggingface_hub is installed.
-    - `dtype`: of all weights; None = that of the embedding in the file. Weights that
+    - `dtype`: of all weights; None = as the embedding in the file. Weights that
       have it already stay in the file, and are mapped into memory: they are read when
       they are used.
     - Returns a `LanguageModel` on the CPU, in evaluation mode.
@@ -49,7 +49,7 @@ def load(source: str | Path, dtype: torch.dtype | None = None) -> LanguageModel:
     try:
         family = FAMILIES[config.values["model_type"]](config)
     except (ArithmeticError, AttributeError, TypeError) as error:
-        # For example a text in place of a number.
+        # For example, the file has a text in place of a number.
         raise ValueError(f"{config.path} is damaged: {error}") from None
     try:
         with torch.device("meta"):
@@ -62,13 +62,13 @@ def load(source: str | Path, dtype: torch.dtype | None = None) -> LanguageModel:
 
 
 def find(source: str | Path) -> Path:
-    """Find the folder of a checkpoint; download it if it is a name on the hub.
+    """Return the folder of a checkpoint, which is downloaded for a name on the hub.
 
     - Raises `FileNotFoundError` if there is none, and `ValueError` for a name on the
       hub without huggingface_hub.
     """
     folder = Path(source)
-    if source != "" and folder.is_dir():  # "" would be the current folder
+    if source != "" and folder.is_dir():  # An empty path is the current folder.
         return folder
     if not is_name(source):
         raise FileNotFoundError(f"expected a folder with a model, got {str(source)!r}")
@@ -82,7 +82,7 @@ def find(source: str | Path) -> Path:
     wanted = ["*.safetensors", "*.safetensors.index.json", TOKENIZER, "*config.json"]
     try:
         return Path(snapshot_download(str(source), allow_patterns=wanted))
-    except Exception as error:  # errors of several libraries
+    except Exception as error:  # Several libraries may raise errors.
         reason = str(error).partition("\n")[0]
         raise ValueError(
             f"{source} is no folder here, and was not downloaded: {reason}"
@@ -90,9 +90,9 @@ def find(source: str | Path) -> Path:
 
 
 def is_name(source: str | Path) -> bool:
-    """Return True if this can only be the name of a model on the hub.
+    """Return True if `source` can only be the name of a model on the hub.
 
-    A path into a folder that exists is no name, but misspelt.
+    A path into an existing folder counts as a misspelt path.
     """
     path, named = Path(source), re.fullmatch(r"[\w.-]+/[\w.-]+", str(source))
     return bool(named) and not path.exists() and not path.parent.exists()
@@ -108,7 +108,7 @@ def is_published(path: Path) -> bool:
 
 
 def configuration(folder: Path) -> Configuration:
-    """Load the configuration of the text model.
+    """Load the configuration of the text model from the folder of a checkpoint.
 
     - Raises `ValueError` or `OSError` if it is missing, damaged or not supported.
     """
@@ -137,7 +137,7 @@ def configuration(folder: Path) -> Configuration:
 
 
 def _stored(folder: Path, family: Family) -> tuple[dict[str, Tensor], Path]:
-    """Open the weights, by their published names, and find the file that lists them.
+    """Open the weights by published name, and return the file that lists them.
 
     Raises `ValueError` or `OSError` for a file that is missing or damaged, for names
     that are missing or superfluous, and for quantised weights.
@@ -193,7 +193,7 @@ def _stored(folder: Path, family: Family) -> tuple[dict[str, Tensor], Path]:
 def _weights(
     folder: Path, family: Family, expected: dict[str, Tensor], dtype: torch.dtype | None
 ) -> dict[str, Tensor]:
-    """Rename the weights to ours, as views of the stored tensors where possible.
+    """Return the stored weights by our names, as views where possible.
 
     Raises what `_stored` raises, and `ValueError` for weights of another shape.
     """
@@ -201,12 +201,12 @@ def _weights(
     weights: dict[str, Tensor] = {}
     for piece in family.pieces:
         parts = [stored[name] for name in piece.published]
-        dtype = parts[0].dtype if dtype is None else dtype  # the embedding is first
+        dtype = parts[0].dtype if dtype is None else dtype  # The embedding comes first.
         rows = parts[0] if len(parts) == 1 else torch.cat(parts)
         ours = [expected[name] for name in piece.ours]
-        wanted = torch.cat(ours)  # on "meta", without values
+        wanted = torch.cat(ours)  # The device is "meta", so no values are copied.
         if rows.dim() != wanted.dim() and rows.numel() == wanted.numel():
-            rows = rows.reshape(wanted.shape)  # such as a convolution with groups
+            rows = rows.reshape(wanted.shape)  # For example, grouped convolutions.
         if rows.shape != wanted.shape:
             raise ValueError(
                 f"{where}: expected {', '.join(piece.published)} of shape "
@@ -239,7 +239,7 @@ def tokenizer(folder: Path, vocab_size: int) -> Any:
         ) from None
     try:
         found = Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises no other class
+    except Exception as error:  # tokenizers raises only `Exception`.
         reason = " ".join(str(error).split())
         raise ValueError(f"{path} is damaged: {reason}") from None
     last = max(found.get_vocab(with_added_tokens=True).values(), default=-1)
@@ -273,11 +273,11 @@ def stops(folder: Path) -> set[int]:
 def stream_text(
     source: str | Path, prompt: str, *sampling: Any, dtype: torch.dtype | None = None
 ) -> Iterator[str]:
-    """Yield a prompt and its continuation, in pieces as soon as they are there.
+    """Yield a prompt and its continuation, piece by piece.
 
     - `source`, `dtype`: as for `load`.
     - `sampling`: `max_new_tokens`, `temperature`, `top_k` and `seed` of
-      `LanguageModel.generate`. A token that ends a text ends it here, too.
+      `LanguageModel.generate`. The text ends at an end-of-text token.
     - Raises `ValueError` or `OSError` as `load` and `tokenizer` do, and for a prompt
       without tokens.
     """
@@ -294,5 +294,5 @@ def stream_text(
     for new in model._stream(torch.tensor([tokens]), *sampling):
         if int(new) in ends:
             return
-        # None in the middle of a character.
+        # `step` returns None in the middle of a character.
         yield pieces.step(coder, int(new)) or ""

@@ -15,7 +15,7 @@ from fwlab.models.tokens import check_range, check_tokens, tied_logits
 
 
 class DecoderState(NamedTuple):
-    """Hold the state of the decoder.
+    """Hold the state of the decoder between target tokens.
 
     - `past`: number of target tokens so far.
     - `source`: per layer, the state of the cross-attention.
@@ -28,7 +28,7 @@ class DecoderState(NamedTuple):
 
 
 class EncoderBlock(Block):
-    """A block whose attention sees all of the source."""
+    """Apply a block whose attention sees the whole source."""
 
     def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
         h = self.norm_mixer(x)
@@ -36,7 +36,7 @@ class EncoderBlock(Block):
 
 
 class DecoderBlock(Block):
-    """A block with cross-attention to the source before its MLP."""
+    """Apply a block with cross-attention to the source before its MLP."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class DecoderBlock(Block):
     def read(
         self, x: Tensor, source: Any, state: Any, key_mask: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        """Process part of the target."""
+        """Process a part of the target, and return its outputs and the new state."""
         h = self.norm_mixer(x)
         if x.shape[1] == 1 and key_mask is None:
             y, state = self.mixer.step(h[:, 0], state)
@@ -66,7 +66,7 @@ class DecoderBlock(Block):
 
 
 class EncoderDecoder(nn.Module):
-    r"""Translation as in Vaswani et al. 2017, with any attention.
+    r"""Build the encoder-decoder of Vaswani et al. 2017 with any attention.
 
     The encoder's blocks see the whole source. The decoder's blocks see the source and
     the target so far. With a feature map, all three kinds of attention are fast
@@ -170,7 +170,7 @@ class EncoderDecoder(nn.Module):
         return sum(p.numel() for p in self.parameters())
 
     def state_size(self, source_time: int, time: int) -> int:
-        """Count the scalars that decoding carries from token to token.
+        """Count the scalars of the state that decoding keeps between tokens.
 
         - `source_time`: tokens of the source.
         - `time`: tokens of the target so far.
@@ -250,7 +250,7 @@ class EncoderDecoder(nn.Module):
         return logits[:, 0], state
 
     def _positioned(self, x: Tensor, past: int) -> Tensor:
-        # On the CPU: the sinusoids need float64, which some devices lack.
+        # Use the CPU, since the sinusoids need float64, which some devices lack.
         positions = torch.arange(past, past + x.shape[1], device="cpu")
         x = x * self.d_model**0.5 + sinusoids(positions, self.d_model).to(x)
         return self.dropout(x)
@@ -264,7 +264,7 @@ class EncoderDecoder(nn.Module):
         end: int | None = None,
         source_mask: Tensor | None = None,
     ) -> Tensor:
-        """Translate, always taking the most likely next token.
+        """Translate by greedy decoding, which always takes the most likely next token.
 
         In training mode dropout acts here, too: call `eval()` first.
 

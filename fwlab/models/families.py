@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from fwlab.models.language_model import MIXERS, Mixer
 
-#: The names, in a fast weight layer, of the projection to beta and of the decay.
+#: Names of the projection to beta and of the decay in a fast weight layer.
 BETA, DECAY = "gates.beta.projection", "gates.log_decay"
-#: Published names in a layer, and ours; several are separated by spaces.
+#: Names of weights in a layer, published and ours. Spaces separate several names.
 SOFTMAX = {f"{name}_proj": f"to_{name}" for name in "qkv"} | {"o_proj": "to_out"}
 GATES = {"A_log": f"{DECAY}.log_rate", "dt_bias": f"{DECAY}.bias"}
 DELTA = SOFTMAX | {"q_conv1d k_conv1d v_conv1d": "conv"}
@@ -26,7 +26,7 @@ class Configuration:
     """Hold the values of a `config.json`.
 
     - `values`: the JSON object.
-    - `path`: the file, for what an error says.
+    - `path`: the file, for error messages.
     """
 
     def __init__(self, values: dict[str, Any], path: Path):
@@ -38,12 +38,12 @@ class Configuration:
         return self.values[name]
 
     def get(self, name: str, usual: Any = None) -> Any:
-        """Return a value, or the usual one if it is missing or null."""
+        """Return a value, or `usual` if the value is missing or null."""
         value = self.values.get(name)
         return usual if value is None else value
 
     def only(self, **supported: Any) -> None:
-        """Raise `ValueError` unless each value is the supported one, or missing."""
+        """Raise `ValueError` unless each value is missing or the supported value."""
         for name, value in supported.items():
             if self.get(name, value) != value:
                 raise ValueError(
@@ -53,9 +53,9 @@ class Configuration:
 
 
 class Piece(NamedTuple):
-    """Name the same weights in both models: rows of matrices side by side.
+    """Map published names of weights to names in `LanguageModel`.
 
-    - `published`: names there.
+    - `published`: published names.
     - `ours`: names in `LanguageModel`.
     - `heads`: number of heads; in the published weight, the rows of several of `ours`
       alternate, head by head.
@@ -70,10 +70,10 @@ class Family(NamedTuple):
     """Describe the configuration and the names of the weights of a checkpoint.
 
     - `model`: arguments of `LanguageModel`.
-    - `pieces`: all its weights.
-    - `plus`: to add to the weights of all norms but those of outputs: some multiply by
-      1 + weight.
-    - `ignored`: prefixes of the names of weights that are no part of the text model.
+    - `pieces`: names of all weights.
+    - `plus`: added to the weights of all norms except output norms, for models that
+      multiply by 1 + weight.
+    - `ignored`: prefixes of the names of weights that are not part of the text model.
     - `renamed`: parts of names in files, and their counterparts in `pieces`.
     """
 
@@ -85,10 +85,10 @@ class Family(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """Describe a kind of layer of a family, with this `mixer`.
+    """Describe a kind of layer of a family: its `mixer` and the names of its weights.
 
-    - `folder`: where the published mixer is, in its layer.
-    - `names`: published names there, and ours.
+    - `folder`: prefix of the published mixer in its layer.
+    - `names`: published names of the mixer's weights, and our names.
     - `norms`: published names of the norms of mixer and MLP.
     - `heads`: as for `Piece`.
     """
@@ -101,7 +101,7 @@ class Layer(NamedTuple):
 
 
 def qwen3_5(c: Configuration) -> Family:
-    """Describe Qwen3.5; of a model that also reads images, the part for text."""
+    """Describe Qwen3.5, or the text part of a Qwen3.5 model that also reads images."""
     c.only(hidden_act="silu", attention_bias=False)
     eps, width = c["rms_norm_eps"], c["linear_key_head_dim"]
     share, base = _rope(c, 0.25)
@@ -193,7 +193,7 @@ def gated_deltanet(c: Configuration) -> Family:
 def _flash_linear_attention(
     c: Configuration, layer: Layer, fast: dict[str, Any]
 ) -> Family:
-    """Describe a stack of one rule, some of its layers perhaps softmax attention."""
+    """Describe a stack with one rule, in which some layers may be softmax attention."""
     c.only(hidden_act="swish", use_short_conv=True)
     eps, width = c.get("norm_eps", 1e-6), c["hidden_size"]
     fast = fast | {"conv_size": c.get("conv_size", 4), "norm_eps": eps}
@@ -210,7 +210,7 @@ def _flash_linear_attention(
             "rope_base": attention.get("rope_theta", 10000.0),
         }
     d_ff = c.get("intermediate_size")
-    if d_ff is None:  # two thirds, up to a multiple of 256
+    if d_ff is None:  # Round two thirds up to a multiple of 256.
         d_ff = -(-int(width * c.get("hidden_ratio", 4) * 2 / 3) // 256) * 256
     other = layer._replace(mixer=MIXERS["softmax"], names=SOFTMAX)
     layers = [other if i in full else layer for i in range(c["num_hidden_layers"])]
@@ -264,7 +264,7 @@ def _family(
 def _pieces(
     there: str, here: str, names: dict[str, str], heads: int = 1
 ) -> list[Piece]:
-    """Pair published names with ours, each behind the prefix of its model."""
+    """Pair published names with ours, each with the prefix of its model."""
 
     def full(before: str, names: str) -> tuple[str, ...]:
         bare = ("A_log", "dt_bias", "log_rate", ".bias")
@@ -280,7 +280,7 @@ def _pieces(
 
 
 def _hybrid(c: Configuration, delta: Layer, attention: Layer) -> list[Layer]:
-    """List the layers of a stack of two kinds."""
+    """List the layers of a hybrid stack of delta rule and attention layers."""
     layers, every = c["num_hidden_layers"], c.get("full_attention_interval", 4)
     kinds = {"linear_attention": delta, "full_attention": attention}
     usual = [[*kinds][(i + 1) % every == 0] for i in range(layers)]
@@ -294,7 +294,7 @@ def _hybrid(c: Configuration, delta: Layer, attention: Layer) -> list[Layer]:
 
 
 def _rope(c: Configuration, usual: float) -> tuple[float, float]:
-    """Find the share of a head that is rotated, and the base; with null as base, 0."""
+    """Return the share of a head that is rotated, and the base of rotary positions."""
     found: dict[str, Any] = c.get("rope_parameters", c.get("rope_scaling", {}))
     kind = found.get("rope_type", found.get("type", "default"))
     if kind != "default":

@@ -1,4 +1,4 @@
-"""Build a language model of layers, and sample from it."""
+"""Build a language model from layers, and generate text with it."""
 
 import functools
 import inspect
@@ -32,7 +32,7 @@ from fwlab.ops import _operation as operation
 
 
 class Size(NamedTuple):
-    """Hold the size of a model, with the names of `LanguageModel`'s arguments."""
+    """Hold the sizes of a model, named as the arguments of `LanguageModel`."""
 
     layers: int
     heads: int
@@ -46,7 +46,7 @@ class Size(NamedTuple):
 
 
 class Mixer(NamedTuple):
-    """Describe how information passes from token to token.
+    """Describe a layer that mixes tokens, and how a `LanguageModel` builds the layer.
 
     `Mixer(lambda s: FastWeightAttention(s.d_model, s.heads, DPFP(2)))` in place of a
     name makes a `LanguageModel` with a layer of your own.
@@ -122,9 +122,9 @@ MIXERS: dict[str, Mixer] = {
 }
 """The mixers by name: how information passes from token to token."""
 
-#: The form of the blocks of a mixer that replaces the whole stack.
+#: Options of blocks that a mixer for the whole stack requires.
 USUAL = {"norm": "layer", "mlp": "gelu", "norm_eps": 1e-5}
-#: The mixers that `cu_seqlens` and `key_mask` need, in words of errors.
+#: Error texts: which mixers support `cu_seqlens`, and which support `key_mask`.
 PACKS = (
     "a mixer that can keep packed documents apart with cu_seqlens (fast weights or "
     "aft-simple)"
@@ -136,7 +136,7 @@ SKIPS = (
 
 
 class LanguageModel(nn.Module):
-    r"""Pre-norm blocks between tied embeddings (the form of GPT-2).
+    r"""Build a language model of pre-norm blocks between tied embeddings, as in GPT-2.
 
     - `vocab_size`: number of tokens in the vocabulary, at least 1.
     - `mixer`: a name in `MIXERS`, or a `Mixer` of your own; or a list of them, one per
@@ -220,7 +220,7 @@ class LanguageModel(nn.Module):
                 "LanguageModel: expected blocks as usual for a mixer that replaces the "
                 f"whole stack, {USUAL}, got {form}"
             )
-        # With rotary positions or none, softmax needs no table.
+        # Softmax attention with `rope` needs no table of positions.
         positions = any(
             m.positions and not (m.takes == "softmax" and "rope" in size.softmax)
             for m in stack
@@ -249,9 +249,8 @@ class LanguageModel(nn.Module):
         limited = positions or any(table is not None for table in tables)
         self.max_len = max_len if limited else None
         self.to_logits = None if tied else nn.Linear(d_model, vocab_size, bias=False)
-        #: Set this to save memory in training: only the inputs of each block are kept
-        #: for the backward pass, which computes the rest again. A function in place of
-        #: True is called like `torch.utils.checkpoint.checkpoint`.
+        #: Save memory in training: keep only the inputs of blocks for backward passes.
+        #: A function in place of True replaces `torch.utils.checkpoint.checkpoint`.
         self.checkpointing: bool | Callable[..., Any] = False
 
         for name, module in self.named_modules():
@@ -261,7 +260,7 @@ class LanguageModel(nn.Module):
                 nn.init.normal_(module.weight, std=std)
 
     def start_from(self, trained: "LanguageModel") -> None:
-        """Take over the weights of a trained model, as a start for training.
+        """Copy the weights of a trained model, as initial weights for training.
 
         - `trained`: a model of the same sizes, with the same mixer; for a Feedback
           Transformer also one with softmax attention, as
@@ -299,7 +298,7 @@ class LanguageModel(nn.Module):
         return total - sum(p.numel() for p in uncounted)
 
     def state_size(self, time: int) -> int:
-        """Count the scalars that `prefill` and `step` carry from token to token.
+        """Count the scalars of the state that `prefill` and `step` keep between tokens.
 
         - `time`: tokens so far.
         - Returns the count for one sequence, over all layers.
@@ -340,7 +339,7 @@ class LanguageModel(nn.Module):
             operation.check_borders("LanguageModel", cu_seqlens, tokens)
             self._expect("packs", PACKS)
             options = {"cu_seqlens": cu_seqlens}
-        # No real token sees padding at the end of its row.
+        # Padding at the end of a row needs no mask, since no real token sees it.
         elif key_mask is not None and (key_mask.diff(dim=1) & key_mask[:, 1:]).any():
             self._expect("skips", SKIPS)
             options = {"key_mask": key_mask}
@@ -398,7 +397,7 @@ class LanguageModel(nn.Module):
             after.append(part)
         if mask is not None:
             x = x.where(mask[..., None], 0)
-        if last:  # the sum of a mask is largest at its last True, and then stays
+        if last:  # The cumulative mask reaches its maximum at the last True.
             end = counts - 1 if mask is None else mask.cumsum(1).argmax(1)
             x = x[torch.arange(len(x)), end]
         return self._logits(x, hidden), after
@@ -420,14 +419,14 @@ class LanguageModel(nn.Module):
         return self._logits(x), after
 
     def _expect(self, attribute: str, wanted: str) -> None:
-        """Raise `ValueError` unless all mixers have this attribute."""
+        """Raise `ValueError` unless the mixers of all blocks have an attribute."""
         for block in self.blocks:
             if not getattr(block, attribute, False):
                 mixer = type(getattr(block, "mixer", block)).__name__
                 raise ValueError(f"LanguageModel: expected {wanted}, got {mixer}")
 
     def _parts(self, state: Any, batch: int) -> tuple[Any, list]:
-        """Split a state: the number of tokens so far, and the state of each block.
+        """Split a state into the number of tokens so far and the state of each block.
 
         The number is one for all rows or, after padding, a tensor `[batch]`.
         """
@@ -441,7 +440,7 @@ class LanguageModel(nn.Module):
         return past, parts
 
     def _through(self, block: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
-        """Run a block; with `checkpointing`, keep only its inputs."""
+        """Run a block, with activation checkpointing if it is enabled."""
         if not (self.checkpointing and self.training and torch.is_grad_enabled()):
             return block(*inputs, **options)
         usual = functools.partial(checkpoint, use_reentrant=False)
@@ -456,7 +455,7 @@ class LanguageModel(nn.Module):
         key_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> Tensor:
-        """Embed tokens with positions `past` to `end`, of all rows or of each."""
+        """Embed tokens at positions from `past` to `end`, which may differ by row."""
         x = self.embedding(tokens)
         if self.max_len is not None:
             longest = _longest(end)
@@ -530,7 +529,7 @@ class LanguageModel(nn.Module):
         key_mask: Tensor | None = None,
         stop: int | None = None,
     ) -> Iterator[Tensor]:
-        """Yield the new tokens of `generate`, `[batch]`, as soon as they are there."""
+        """Yield the new tokens of `generate` one step at a time, each `[batch]`."""
         check_tokens("generate", prompt, self.vocab_size, key_mask, "prompt")
         wanted = f"prompt of at least one token, got shape {list(prompt.shape)}"
         arguments.require("generate", prompt.shape[1], wanted)
@@ -553,7 +552,7 @@ class LanguageModel(nn.Module):
             if state is None or _longest(state[0]) == self.max_len:
                 past, real = torch.cat(text, 1), F.pad(key_mask, (0, count), value=True)
                 if self.max_len is not None:
-                    ahead = real.flip(1).cumsum(1).flip(1)  # from here to the end
+                    ahead = real.flip(1).cumsum(1).flip(1)  # Real tokens from here on.
                     if not warned and (ahead[~stopped, 0] > self.max_len).any():
                         warnings.warn(
                             f"the text is longer than max_len={self.max_len}: "
@@ -577,7 +576,7 @@ class LanguageModel(nn.Module):
 
 
 def _longest(tokens: int | Tensor) -> int:
-    """Return the number of tokens so far, of the longest row."""
+    """Return the number of tokens so far in the longest row."""
     return int(tokens.max()) if isinstance(tokens, Tensor) else tokens
 
 
@@ -609,7 +608,7 @@ def _stack(mixer: Any, layers: int) -> list[Mixer]:
 
 
 def _repeated(part: str, layers: int) -> list[str]:
-    """Repeat a name by the number after its star."""
+    """Expand an entry such as "gated-delta*3" into repeated names."""
     name, star, count = (text.strip() for text in part.partition("*"))
     if star and not (count.isdecimal() and 0 < int(count) <= layers):
         raise ValueError(
@@ -622,7 +621,7 @@ def _repeated(part: str, layers: int) -> list[str]:
 def _options(
     argument: str, layer: type, options: Any, stack: list[Mixer]
 ) -> Mapping[str, Any]:
-    """Return the options of a layer, whose names are checked here."""
+    """Check the names of a layer's options, and return the options."""
     if options is None:
         return {}
     if not isinstance(options, Mapping):
@@ -650,9 +649,9 @@ def draw(
     generator: torch.Generator | None,
 ) -> Tensor:
     """Draw one token per row of logits: `[batch, vocab]` to `[batch]`."""
-    if temperature < torch.finfo(logits.dtype).tiny:  # dividing by it is 0/0
+    if temperature < torch.finfo(logits.dtype).tiny:  # Division would give 0/0.
         return logits.argmax(-1)
-    # The largest logit becomes 0 first, so that no temperature overflows it.
+    # Subtract the largest logit first, so that no temperature causes an overflow.
     logits = (logits - logits.amax(-1, keepdim=True)) / temperature
     if top_k is not None:
         # Of equally likely tokens, take the first ones, as argmax does.

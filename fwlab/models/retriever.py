@@ -20,30 +20,30 @@ from fwlab.fit import fit
 
 #: The epsilon of the authors' denominators. fwlab itself has none.
 EPSILON = 1e-6
-#: Evaluate after each of this many optimiser steps, on this many sequences.
+#: Optimiser steps between evaluations, and number of sequences per evaluation.
 EVERY, SEQUENCES = 100, 20
-#: Stop at this loss, or after this many evaluations without a better one.
+#: Stop at this loss, or after this many evaluations without a lower loss.
 SOLVED, PATIENCE = 0.001, 11
-#: Beyond capacity: stop after this many evaluations without this gain.
+#: Beyond capacity, stop after this many evaluations without this decrease in loss.
 SHORT_PATIENCE, GAIN = 5, 0.002
-#: The queries of a training sequence: as published, or all keys.
+#: Kinds of queries of a training sequence: one key, as published, or all keys.
 ONE, ALL = "one key", "all keys"
-#: Sequences per optimiser step; with more queries each, fewer are enough.
+#: Batch sizes by kind of query. With more queries, fewer sequences are enough.
 BATCH = {ONE: 32, ALL: 8}
-#: The defaults of `train`, in words.
+#: Description of the defaults of `train`.
 SETUP = {"optimiser": "Adam", "schedule": "constant", "lr": 1e-3}
 RULES = "sum", "delta", "gated", "fwm", "softmax"
 
 
 class Tanh(FeatureMap):
-    r"""$\phi(x) = \tanh x$, which Schlag et al. (2021) pair with `fwm`."""
+    r"""Compute $\phi(x) = \tanh x$, which Schlag et al. (2021) use with `fwm`."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.tanh(x)
 
 
 def feature_map(name: str, d_key: int) -> FeatureMap | None:
-    """Build a feature map.
+    """Build a feature map from its name.
 
     - `name`: linear, tanh, dpfp-NU, favor-M or favor-M-stable; or softmax, whose
       attention has no features: None.
@@ -62,13 +62,13 @@ def feature_map(name: str, d_key: int) -> FeatureMap | None:
 
 
 def d_dot(name: str, d_key: int) -> int | None:
-    """Return the number of features; None for softmax, which has no limit."""
+    """Return the number of features, or None for softmax, which has no limit."""
     phi = feature_map(name, d_key)
     return None if phi is None else phi.width(d_key)
 
 
 class Retriever(nn.Module):
-    """One layer that stores pairs and retrieves values.
+    """Store key-value pairs in one layer, and retrieve values for queries.
 
     - `symbols`, `d_key`: number of keys, and of values; width of keys and
       queries; both at least 1.
@@ -87,7 +87,7 @@ class Retriever(nn.Module):
             raise ValueError(f"expected one of {RULES} with its map, got {rule}, {phi}")
         self.symbols, self.d_key, self.rule = symbols, d_key, rule
         self.phi, self.epsilon = feature_map(phi, d_key), epsilon
-        # int(1.1 * 2 * symbols), without the rounding of 1.1.
+        # This is int(1.1 * 2 * symbols) without the rounding of 1.1.
         width = 22 * symbols // 10
         self.embedding = nn.Parameter(torch.randn(symbols, width))
         self.to_k = nn.Linear(width + symbols, d_key)
@@ -101,7 +101,7 @@ class Retriever(nn.Module):
                 nn.init.uniform_(projection.weight, -bound, bound)
 
     def forward(self, keys: Tensor, values: Tensor, queries: Tensor) -> Tensor:
-        """Retrieve the values of queries after the sequence, for training.
+        """Return the values that queries retrieve after the sequence, for training.
 
         With few queries there is no need for the fast weights: it is faster to
         weight each value by the weight of its pair for the query, as in attention.
@@ -118,7 +118,7 @@ class Retriever(nn.Module):
         return retrieved.scatter_add(-1, values[:, None].expand_as(weights), weights)
 
     def retrieve(self, keys: Tensor, values: Tensor, queries: Tensor) -> Tensor:
-        """Retrieve with fwlab's operation, for evaluation.
+        """Return the values that queries retrieve by fwlab's operations, in evaluation.
 
         Queries follow the pairs as steps that write nothing.
         """
@@ -144,7 +144,7 @@ class Retriever(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return features of queries and keys, and the logits of beta."""
         if isinstance(self.phi, FAVOR):
-            self.phi.redraw()  # as the authors do, in every forward pass
+            self.phi.redraw()  # The authors redraw in every forward pass.
         k = self._of_pairs(self.to_k, keys, values)
         q = F.embedding(queries, self.to_q(self.embedding))
         logits = self._of_pairs(self.to_beta, keys, values)[..., 0]
@@ -156,7 +156,7 @@ class Retriever(nn.Module):
         return q, k, logits
 
     def _of_pairs(self, projection: nn.Linear, keys: Tensor, values: Tensor) -> Tensor:
-        """Project [one-hot value; embedded key].
+        """Project the concatenation of one-hot value and embedded key of each pair.
 
         All keys are projected once, and the values are columns of the weight.
         """
@@ -165,7 +165,7 @@ class Retriever(nn.Module):
         return F.embedding(keys, table) + F.embedding(values, of_value.mT)
 
     def _features(self, x: Tensor) -> Tensor:
-        """Return features, divided by the largest scale if they have scales."""
+        """Return features, divided by the largest scale if the map has scales."""
         assert self.phi is not None
         features, scale = self.phi.scaled(x)
         if scale is None:
@@ -179,14 +179,14 @@ class Retriever(nn.Module):
             return torch.softmax(match / self.d_key**0.5, -1)
         beta = torch.sigmoid(logits)
         if self.rule == "delta":
-            # y = q K^T (I + tril(diag(beta) K K^T, -1))^-1 diag(beta) V
+            # Solve y = q K^T (I + tril(diag(beta) K K^T, -1))^-1 diag(beta) V.
             system = (beta[..., None] * (k @ k.mT)).tril(-1)
             solved = torch.linalg.solve_triangular(
                 system.mT, match.mT, upper=True, unitriangular=True
             )
             return solved.mT * beta[:, None]
         if self.rule == "gated":
-            # The fraction of a write that is left after all later ones.
+            # Fraction of a write that remains after all later writes.
             kept = F.logsigmoid(-logits)
             left = (kept.flip(-1).cumsum(-1).flip(-1) - kept).exp()
             match = match * (beta * left)[:, None]
@@ -196,7 +196,7 @@ class Retriever(nn.Module):
     def _fast_weight_memory(
         self, q: Tensor, k: Tensor, values: Tensor, beta: Tensor
     ) -> Tensor:
-        """Apply the delta rule with fast weights of norm 1 at most."""
+        """Retrieve values by the delta rule with fast weights of norm at most 1."""
         v = self._one_hot(values)
         W = k.new_zeros(len(k), self.symbols, k.shape[-1])
         steps = (x.unbind(1) for x in (k, v, beta))
@@ -214,11 +214,11 @@ class Retriever(nn.Module):
 def evaluate(
     model: Retriever, length: int, repeat: bool, as_published: bool = False
 ) -> float:
-    """Return the mean loss over every key of each of 20 new sequences.
+    """Return the mean loss over all keys of 20 new sequences.
 
     - `length`, `repeat`: of the sequences, as for `retrieval`.
     - `as_published`: as in the authors' code, the mean over groups of 32 keys
-      and a smaller last one, without the keys after the 200th.
+      and a smaller last group, without the keys after the 200th.
     """
     pairs = retrieval(SEQUENCES, model.symbols, length, repeat=repeat)
     retrieved = model.retrieve(pairs.keys, pairs.values, _every_key(pairs))
@@ -239,14 +239,14 @@ def train(
     ask: str = ONE,
     gain: float = 0.0,
 ) -> dict[str, Any]:
-    """Train until the loss no longer falls.
+    """Train a model until its loss no longer falls.
 
     - `length`, `repeat`: of the training sequences, as for `retrieval`; those of
       evaluation have one step per symbol, as in the authors' code.
     - `budget`: maximum number of optimiser steps; fewer than 100 end without a loss.
     - `lr`, `batch`: learning rate, number of sequences per optimiser step.
-    - `ask`: whether a training sequence is asked `ONE` key, that of a random
-      step, or `ALL` of its keys.
+    - `ask`: `ONE` = query the key of a random step of each training sequence,
+      `ALL` = query all its keys.
     - `gain`: 0 = stop after 11 evaluations without a lower loss, as in the
       authors' code; otherwise stop after 5 that together gain no more than this.
     - Returns the loss of the last evaluation, the lowest of all, the
@@ -289,7 +289,7 @@ def train(
 
 
 def loss_of(model: Retriever, batch: tuple[Retrieval, Tensor, Tensor]) -> Tensor:
-    """Return the loss over the queried keys.
+    """Return the mean loss of a model over the queried keys.
 
     - `batch`: the pairs, and the queries and their values, `[batch, count]`; a
       query whose value is -1 does not count.
@@ -300,12 +300,12 @@ def loss_of(model: Retriever, batch: tuple[Retrieval, Tensor, Tensor]) -> Tensor
 
 
 def _every_key(pairs: Retrieval) -> Tensor:
-    """Query all keys, also those that do not occur."""
+    """Return queries for all keys, including keys that do not occur."""
     return torch.arange(pairs.answers.shape[1]).expand(len(pairs.answers), -1)
 
 
 def _question(pairs: Retrieval) -> tuple[Tensor, Tensor]:
-    """Draw the key of one random step of each sequence, and its value."""
+    """Return the key of a random step of each sequence, and the value of this key."""
     step = torch.randint(pairs.keys.shape[1], (len(pairs.keys), 1))
     query = pairs.keys.gather(1, step)
     return query, pairs.answers.gather(1, query)

@@ -38,8 +38,8 @@ def check_tokens(
             model, "key_mask", key_mask, tokens, batch=batch, time=time
         )
         tokens = tokens.where(key_mask, 0)
-    # On an accelerator this check would wait for the device. A call that is
-    # traced or transformed has no values.
+    # On an accelerator, this check would wait for the device.
+    # A call that is traced or transformed has no values.
     if not needs_plain_formula() and tokens.device.type == "cpu" and tokens.numel():
         minimum, maximum = (x.item() for x in tokens.aminmax())
         if minimum < 0 or maximum >= vocab_size:
@@ -63,9 +63,9 @@ def check_range(least: int, most: float, **values: int | None) -> None:
 
 
 def tied_logits(x: Tensor, embedding: Any, vocab_size: int) -> Tensor:
-    """Compute logits with the embedding: `[..., d_model]` to `[..., vocab_size]`.
+    """Compute logits with an embedding, `[..., d_model]` to `[..., vocab_size]`.
 
-    An embedding that is more than its weight, such as one with an adapter, is called.
+    An embedding with an adapter, for example, is called as a module.
     """
     if type(embedding) is nn.Embedding:
         return x @ embedding.weight.T

@@ -1,4 +1,4 @@
-"""Training a language model: configuration, loop, checkpoints."""
+"""Train a language model: configuration, loop, checkpoints."""
 
 try:
     from fwlab.training.checkpoint import Checkpoint, CheckpointError, load, save

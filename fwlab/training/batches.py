@@ -16,21 +16,21 @@ from fwlab import data
 from fwlab.data import CorpusError, Splits, Text, Tokens, Vocabulary
 from fwlab.training.config import Config
 
-#: Tokens of a longer text, in characters, are mapped into memory from a file.
+#: Number of characters above which the tokens of a text are mapped from a file.
 LARGE = 2**26
-#: Logits of a validation at once: 1 GiB, as one for each word takes much memory.
+#: Maximum number of logits in a validation batch, which take 1 GiB in float32.
 LOGITS = 2**28
 
 
 def run_text(
     config: Config, text: str | None, vocabulary: Vocabulary | None = None
 ) -> tuple[Vocabulary, Tokens, Tokens, str]:
-    """Load the text of a run.
+    """Load the text of a run, and return vocabulary, tokens and SHA-256.
 
     - `text`: a text to use instead of `config.corpus`.
     - `vocabulary`: the vocabulary of an earlier part of the run.
-    - Returns the vocabulary, the text for training and that for validation as tokens,
-      and the SHA-256 of all of it.
+    - Returns the vocabulary, the training text and the validation text as tokens, and
+      the SHA-256 of the whole text.
     - Raises `CorpusError` if a split is shorter than a window.
     """
     parts = data.splits(config.corpus) if text is None else Splits.of(text)
@@ -69,12 +69,12 @@ def _tokens(config: Config, text: Text, vocabulary: Vocabulary) -> Tokens:
 
 
 class Batch(NamedTuple):
-    """Hold the windows or documents that are read at once.
+    """Hold the windows or documents that a model reads at once.
 
     - `inputs`, `targets`: `int64 [windows, time]`: the tokens, and the one after each
       of them; -100 = no target.
     - `cu_seqlens`: the borders of packed documents, or None.
-    - `begins`: whether these windows continue nothing that was read before.
+    - `begins`: True if these windows continue nothing that was read before.
     """
 
     inputs: Tensor
@@ -84,21 +84,21 @@ class Batch(NamedTuple):
 
 
 def batch(text: Tokens, config: Config, step: int, part: int, parts: int) -> Batch:
-    """Take an equal share of the windows of a step.
+    """Return one part of the windows of an optimiser step.
 
     - `text`: the training text.
     - `step`: number of optimiser steps so far, from 0.
-    - `part`: which share, from 0 to `parts - 1`; `config.batch` is a multiple of
+    - `part`: index of the part, from 0 to `parts - 1`; `config.batch` is a multiple of
       `parts`.
     """
     rows = config.batch // parts
     here = slice(part * rows, (part + 1) * rows)
     if config.pack:
-        # A row for each share, so that every document is in one of them.
+        # Each part is one row, so that every document is in one part only.
         length, row = rows * config.block, step * parts + part
         return Batch(*data.packed(*text, length, row, config.seed))
     if config.carry:
-        # The next window of each row of the text, and again from the beginning.
+        # Take the next window of each row of the text, and restart at the end.
         ordered, length = in_rows(text.tokens, config.batch)[here], config.block
         start = step % ((ordered.shape[1] - 1) // length) * length
         window = ordered[:, start : start + length + 1].long()
@@ -113,7 +113,7 @@ def batch(text: Tokens, config: Config, step: int, part: int, parts: int) -> Bat
 def all_batches(
     text: Tokens, config: Config, vocabulary: int, windows: int | None, rows: int
 ) -> Iterator[Batch]:
-    """Cut a validation text into batches, from its beginning.
+    """Split a validation text into batches, from the beginning of the text.
 
     - `vocabulary`: number of different tokens.
     - `windows`: as in `Trainer.evaluate`.
@@ -126,7 +126,7 @@ def all_batches(
         ordered = in_rows(text.tokens, rows).long()
         if windows is not None:
             ordered = ordered[:, : windows * block + 1]
-        # The length of these parts changes no result.
+        # The length of these parts does not change the result.
         for start in range(0, ordered.shape[1] - 1, 1024):
             part = ordered[:, start : start + 1025]
             yield Batch(part[:, :-1], part[:, 1:], begins=start == 0)
@@ -151,7 +151,7 @@ def _windows(tokens: Tensor, starts: Tensor, length: int) -> Batch:
 
 
 def in_rows(tokens: Tensor, rows: int) -> Tensor:
-    """Cut a text into pieces of equal length; drop the rest.
+    """Split the tokens of a text into rows of equal length, and drop the rest.
 
     - `tokens`: `[tokens]`.
     - Returns `[rows, tokens // rows]`.

@@ -24,18 +24,18 @@ from fwlab.models import LanguageModel
 from fwlab.training.config import Config
 
 FORMAT = "1"
-#: The name of the file, in the folder of its own.
+#: Name of the checkpoint file in its folder.
 FILE = "checkpoint.safetensors"
 
 
 class CheckpointError(ValueError):
-    """The file is not readable, or does not contain the expected model."""
+    """Signal that a checkpoint is unreadable or does not contain the expected model."""
 
 
 class Checkpoint(NamedTuple):
     """Hold the contents of a checkpoint file.
 
-    - `model`: with its trained weights, on the CPU.
+    - `model`: the model with trained weights, on the CPU.
     - `vocabulary`: its tokens, characters or words.
     - `config`: the run that produced it.
     - `step`: number of optimiser steps so far.
@@ -57,10 +57,10 @@ class Checkpoint(NamedTuple):
 
 
 def model_arguments(config: Config) -> dict[str, Any]:
-    """List the arguments of the configured `LanguageModel`, without the vocabulary."""
+    """Return the arguments of the configured `LanguageModel`, except `vocab_size`."""
     names = ["mixer", "layers", "heads", "d_model", "d_ff", "dropout"]
     names += ["attention_dropout", "norm", "mlp"]
-    # Options of `FastWeightAttention` that a mixer without fast weights refuses.
+    # A mixer without fast weights refuses these options of `FastWeightAttention`.
     options = {"like": "like", "conv": "conv_size", "beta_max": "beta_max"}
     options |= {"out_norm": "out_norm", "out_gate": "out_gate"}
     return {
@@ -76,12 +76,12 @@ def model_arguments(config: Config) -> dict[str, Any]:
 
 
 def new_model(config: Config, vocab_size: int) -> LanguageModel:
-    """Make an untrained model of the configured size."""
+    """Build an untrained `LanguageModel` from a configuration."""
     return LanguageModel(vocab_size, **model_arguments(config))
 
 
 def save(path: str | Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint, completely or not at all.
+    """Write a checkpoint to a file, completely or not at all.
 
     - `path`: path of the file; an existing file is replaced.
     - `checkpoint`: what to write; its tensors may be on any device.
@@ -172,7 +172,7 @@ def _file(path: Path) -> Path:
 
 
 def _checksum(header: dict[str, str], tensors: dict[str, Tensor]) -> str:
-    """Hash everything else in the file with SHA-256."""
+    """Return the SHA-256 of the header and the tensors of a checkpoint."""
     digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())

@@ -10,7 +10,7 @@ from typing_extensions import Doc
 from fwlab.layers.fast_weight_attention import PRESETS
 from fwlab.models import MIXERS
 
-#: The text is what `fwlab train --help` shows.
+#: Type of `mixer`, with the text that `fwlab train --help` shows.
 MixerName = Annotated[
     str,
     Doc(
@@ -27,7 +27,7 @@ LayerName = Annotated[
     ),
 ]
 
-#: The types of fields, in words.
+#: Names of the types of fields, for error messages.
 WORDS: dict[Any, str] = {
     **{bool: "True or False", int: "an integer", float: "a number"},
     **{str: "a string", type(None): "None"},
@@ -36,9 +36,9 @@ SIZES = ("layers", "heads", "d_model", "d_ff", "block", "batch", "accumulate")
 COUNTS = ("steps", "eval_every", "eval_windows", "log_every")
 AMOUNTS = ("lr", "min_lr", "weight_decay", "warmup", "grow_steps", "conv")
 SHARES = ("dropout", "attention_dropout", "beta2")
-#: Limits of sizes, beyond which PyTorch overflows, and of layers, a Python list.
+#: Maximum of sizes, above which PyTorch overflows, and of layers, a Python list.
 LARGEST, MOST_LAYERS = 2**53, 10_000
-#: The ranges of numbers: which fields, in words, and as a test.
+#: Ranges of numbers: names of fields, description of the range, and test.
 RANGES: list[tuple[tuple[str, ...], str, Callable[[Any], bool]]] = [
     ((*SIZES, *COUNTS), "to be at least 1", lambda x: x >= 1),
     (("layers",), f"to be at most {MOST_LAYERS:,}", lambda x: x <= MOST_LAYERS),
@@ -49,15 +49,15 @@ RANGES: list[tuple[tuple[str, ...], str, Callable[[Any], bool]]] = [
     (("clip",), "to be above 0", lambda x: x > 0),
     (("seed",), "from 0 to 2**32 - 1", lambda x: 0 <= x < 2**32),
 ]
-#: These may change when a run is resumed: they say how it is computed and watched, and
-#: for how long. The corpus is compared by its text.
+#: Fields that may change when a run is resumed: length, evaluation and execution.
+#: The corpus is compared by its text.
 FREE = ["corpus", "steps", "eval_every", "eval_windows", "log_every"]
 FREE += ["device", "precision", "compile", "checkpointing"]
 
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of a run, by default those with which nanoGPT reaches 1.88 on a CPU.
+    """Configure a training run; defaults reach nanoGPT's loss of 1.88 on a CPU.
 
     A value out of range raises `ValueError`, which names the field.
     """
@@ -188,7 +188,7 @@ class Config:
             if get_origin(hint) is Literal:
                 fits, words = value in kinds, f"one of {', '.join(kinds)}"
             else:
-                # An integer is a number; and Python counts True as an integer.
+                # Accept an int for a float, but not a bool, which is an int in Python.
                 types = (*kinds, int) if float in kinds else kinds
                 fits = isinstance(value, types)
                 fits = fits and isinstance(value, bool) == (hint is bool)
@@ -215,7 +215,7 @@ class Config:
         )
 
     def block_at(self, step: int) -> int:
-        """Return the tokens per window at a step.
+        """Return the number of tokens per window at a step.
 
         - `step`: number of optimiser steps so far, from 0.
         - Returns the length, from `first_block` to `block`.

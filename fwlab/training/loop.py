@@ -31,7 +31,7 @@ from fwlab.training.config import FREE, Config
 
 
 class Progress(NamedTuple):
-    """Hold the result of one optimiser step.
+    """Hold the losses, the time and the number of tokens after an optimiser step.
 
     - `step`: optimiser steps so far, including this one.
     - `loss`: training loss of its batch, nats per token.
@@ -49,9 +49,9 @@ class Progress(NamedTuple):
 
 
 class Loss(nn.Module):
-    """Compute the loss of a model, as the module that is compiled and distributed.
+    """Compute the loss of a model, as a module that can be compiled and distributed.
 
-    A wrapper of several processes works through `forward`, so this is the only way in.
+    Wrappers for several processes act on `forward`, so all is computed there.
     """
 
     def __init__(self, model: LanguageModel):
@@ -72,14 +72,14 @@ class Loss(nn.Module):
         - `state`: as in `LanguageModel.prefill`.
         - `carry`: return the state, too; None otherwise.
         - `cu_seqlens`: the borders of packed documents.
-        - Returns both; the loss is 0 if no token has a target.
+        - Returns `(loss, state)`; the loss is 0 if no token has a target.
         """
         if carry:
             logits, state = self.model.prefill(inputs, state)
         else:
             logits, state = self.model(inputs, cu_seqlens=cu_seqlens), None
         scores, targets = logits.flatten(0, 1), targets.flatten()
-        # At the end of an epoch a packed row may have no target: its mean is 0/0.
+        # At the end of an epoch a packed row may have no target: its mean would be 0/0.
         total = nn.functional.cross_entropy(scores, targets, reduction="sum")
         return total / (targets != NO_TARGET).sum().clamp(min=1), state
 
@@ -95,7 +95,7 @@ class Trainer:
       before any training.
 
     Started by `torchrun` or `accelerate launch`, all processes train one model. `main`
-    is True in the one that prints and writes.
+    is True in the process that prints and writes.
 
     ```python
     trainer = Trainer(Config(mixer="delta", steps=100))
@@ -104,8 +104,7 @@ class Trainer:
     ```
     """
 
-    #: With `carry`: the number of pieces of the validation text that are read side by
-    #: side.
+    #: Number of pieces of the validation text that are read in parallel with `carry`.
     eval_rows = 1
 
     def __init__(
@@ -117,7 +116,7 @@ class Trainer:
     ):
         self.config = config
         with torch.device("meta"):
-            model = self._new_model(2)  # invalid sizes raise here
+            model = self._new_model(2)  # Raise for invalid sizes.
         if (config.carry or config.pack) and model.max_len is not None:
             raise ValueError(
                 "expected a mixer without a maximum length for carry and pack, got "
@@ -187,17 +186,16 @@ class Trainer:
         self.loss, self.optimizer = self.accelerator.prepare(
             Loss(self.model), self._new_optimizer(), device_placement=[False, False]
         )
-        #: With `carry`: the initial states of the next windows, one for each part of a
-        #: batch.
+        #: Initial states of the next windows with `carry`, one per part of a batch.
         self.states: list[Any] = [None] * config.accumulate
         if resume is not None:
             self._restore(resume)
 
     def run(self) -> Iterator[Progress]:
-        """Train up to `config.steps`, one optimiser step per item.
+        """Train up to step `config.steps`, and yield a `Progress` per optimiser step.
 
         Validation runs every `eval_every` steps on `eval_windows` windows, and after
-        the last step on all of them.
+        the last step on all windows.
 
         - Returns an iterator of `Progress`; each item trains one step.
         - Raises `FloatingPointError` if the loss or a gradient is not finite; it names
@@ -232,13 +230,12 @@ class Trainer:
         draws = c.dropout > 0 or c.attention_dropout > 0
         gpus = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(gpus, enabled=draws):
-            if draws:  # the same when a step is trained again after a stop
+            if draws:  # A resumed run repeats the same dropout.
                 rank = self.accelerator.process_index
                 torch.manual_seed(c.seed + 1_000_003 * self.step + 7919 * (rank + 1))
             loss = self._backward()
         norm = self.accelerator.clip_grad_norm_(self.loss.parameters(), c.clip)
-        # Accelerate skips a gradient that is too large for float16, and scales the next
-        # one less.
+        # Accelerate skips gradients that overflow float16, and lowers the loss scale.
         if not torch.isfinite(loss if self.accelerator.scaler else norm + loss):
             what = "gradient" if torch.isfinite(loss) else "loss"
             raise FloatingPointError(self._diverged(what, self.step + 1))
@@ -246,7 +243,7 @@ class Trainer:
         return loss.item()
 
     def _backward(self) -> Tensor:
-        """Compute the loss of a batch over all processes, and its gradients."""
+        """Compute the gradients of a batch, and return the loss over all processes."""
         parts, total = self.config.accumulate, torch.zeros((), device=self.device)
         for part in range(parts):
             inputs, targets, cu_seqlens, begins = self._batch(part)
@@ -264,7 +261,7 @@ class Trainer:
         return total
 
     def _batch(self, part: int = 0) -> Batch:
-        """Take part `part` of this process's share of the batch."""
+        """Return part `part` of this process's share of the batch, on the device."""
         parts = self.accelerator.num_processes * self.config.accumulate
         part += self.accelerator.process_index * self.config.accumulate
         return self._to_device(
@@ -299,7 +296,7 @@ class Trainer:
             known = int((y != NO_TARGET).sum())
             if share == 1:
                 loss, state = self.loss(x, y, state, c.carry, borders)
-            else:  # all take part, also those that nothing is left for
+            else:  # All processes take part, even without a window left.
                 mine = slice(rank, None, share) if rank < len(x) else slice(1)
                 weight = len(x[rank::share]) / len(x)
                 part = self.loss(x[mine], y[mine])[0] * weight
@@ -310,7 +307,7 @@ class Trainer:
     def sample(
         self, prompt: str | None = None, length: int = 200, temperature: float = 0.8
     ) -> str:
-        """Continue a prompt, with the seed of the configuration.
+        """Generate a continuation of a prompt, with the seed of the configuration.
 
         - `prompt`: the text to continue, at least one token; None = a line break, or
           the first character of the vocabulary.
@@ -332,7 +329,7 @@ class Trainer:
         return self.vocabulary.decode(tokens[0, len(known) :])
 
     def save(self, *paths: str | Path) -> None:
-        """Write a checkpoint for `generate` and `resume`.
+        """Write a checkpoint that `generate` and `resume` can load.
 
         All processes must call this; one of them writes.
 
@@ -362,7 +359,7 @@ class Trainer:
                 checkpoints.save(path, saved)
 
     def _gather_states(self) -> list[Tensor]:
-        """List the tensors of the carried states, with the rows of all processes."""
+        """Return the tensors of the carried states, with the rows of all processes."""
         tensors = []
         for parts in zip(*map(tree_leaves, self.states), strict=True):
             if isinstance(parts[0], Tensor):
@@ -374,7 +371,7 @@ class Trainer:
         return tensors
 
     def _restore(self, saved: Checkpoint) -> None:
-        """Take the optimiser's state and the carried states from a checkpoint."""
+        """Restore the optimiser's state and the carried states from a checkpoint."""
         named = dict(self.model.named_parameters())
         for name, adam in saved.adam.items():
             self.optimizer.state[named[name]] = {
@@ -385,7 +382,7 @@ class Trainer:
         if not saved.state:
             return
         inputs = self._batch().inputs[:, :1]
-        with torch.no_grad():  # only the structure of a state is needed
+        with torch.no_grad():  # Only the structure of the state is needed.
             leaves, form = tree_flatten(self.loss(inputs, inputs, carry=True)[1])
         if len(saved.state) != sum(x is not None for x in leaves):
             raise CheckpointError(
@@ -416,14 +413,14 @@ class Trainer:
 
     @torch.no_grad()
     def _diverged(self, what: str, step: int) -> str:
-        """Name the first module whose output is not finite."""
+        """Return an error message with the first module whose output is not finite."""
         names, found = {m: n for n, m in self.model.named_modules()}, []
 
         def note(module: nn.Module, inputs: Any, output: Any) -> None:
             if isinstance(output, Tensor) and not torch.isfinite(output).all():
                 found.append(names.get(module, "the loss"))
 
-        # A layer ends after the layers inside it: the innermost comes first.
+        # Hooks of inner modules run first, so the innermost module comes first.
         hook = nn.modules.module.register_module_forward_hook(note)
         try:
             inputs, targets, cu_seqlens, _ = self._batch()
@@ -435,14 +432,14 @@ class Trainer:
 
 
 def device(name: str) -> torch.device:
-    """Find the device of a configuration, if it can compute here."""
+    """Return the device of a configuration, or raise `ValueError` if unavailable."""
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         chosen = torch.device(name)
-        torch.zeros(1, device=chosen).item()  # "meta" has no values
+        torch.zeros(1, device=chosen).item()  # This rejects "meta".
     except (RuntimeError, AssertionError):
         raise ValueError(
             "expected device to be auto, cpu, cuda or mps, and available here, "
@@ -452,12 +449,12 @@ def device(name: str) -> torch.device:
 
 
 def new_accelerator(config: Config, **options: Any) -> Accelerator:
-    """Create the Accelerator of a run.
+    """Create the Accelerate `Accelerator` of a run.
 
     Settings that it does not contain come from `accelerate config` and its launcher.
 
     - `options`: more arguments of `Accelerator`.
-    - Raises `ValueError` for what this machine cannot do.
+    - Raises `ValueError` for settings that this machine does not support.
     """
     cpu = device(config.device).type == "cpu"
     compilers = (os.environ.get("CXX"), "g++", "clang++", "c++")
@@ -465,7 +462,7 @@ def new_accelerator(config: Config, **options: Any) -> Accelerator:
         raise ValueError(
             "expected a C++ compiler for compile on a CPU (g++ or clang++), found none"
         )
-    # Accelerate keeps one state for a process, which may train several models.
+    # Accelerate keeps one state per process, which may train several models.
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     AcceleratorState._reset_state(reset_partial_state=not several)
     backend = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "inductor")

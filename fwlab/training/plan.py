@@ -11,16 +11,15 @@ from fwlab.training.config import Config
 from fwlab.training.loop import Loss, device
 
 STEPS = 3
-#: Limits of a measured step: logits, about 2 GB with their gradients, and operations, a
-#: few seconds on a CPU.
+#: Limits of a measured step: logits (2 GB with gradients) and operations (seconds).
 LOGITS, OPERATIONS = 2**28, 2**38
 
 
 def describe(config: Config, vocabulary: int) -> str:
-    """Train three steps on random tokens, and print what a run will cost.
+    """Train three steps on random tokens, and return a report on the cost of a run.
 
-    The steps are those of one process, without compilation and in float32. If a batch
-    is too large to try, fewer windows count for all.
+    The steps run in one process, without compilation and in float32. If a batch is
+    too large to try, the cost is extrapolated from fewer windows.
 
     - `config`: the run.
     - `vocabulary`: number of tokens.
@@ -36,7 +35,7 @@ def describe(config: Config, vocabulary: int) -> str:
     most = min(LOGITS // vocabulary, OPERATIONS // (6 * parameters))
     windows = min(part, max(1, most // config.block))
     tokens = torch.randint(vocabulary, (windows, config.block + 1), device=at)
-    # Tensors saved for the backward pass, without the weights.
+    # Count the tensors saved for the backward pass, without the weights.
     sizes = {p.untyped_storage().data_ptr(): 0 for p in model.parameters()}
 
     def keep(x: Tensor) -> Tensor:
@@ -54,11 +53,11 @@ def describe(config: Config, vocabulary: int) -> str:
         optimizer.zero_grad()
         loss(tokens[:, :-1], tokens[:, 1:])[0].backward()
         optimizer.step()
-        next(model.parameters()).sum().item()  # waits for the device
+        next(model.parameters()).sum().item()  # Wait for the device.
         times.append(time.perf_counter() - start)
     seconds = sorted(times)[STEPS // 2] * config.batch / windows
     operations = counter.get_total_flops() * config.batch // windows
-    # Weights, gradients, and Adam's two averages, in float32.
+    # Count weights, gradients, and Adam's two averages, in float32.
     fixed, kept = 16 * parameters / 2**30, sum(sizes.values()) * part / windows / 2**30
     return (
         f"{config.mixer}: {parameters / 1e6:.1f} million parameters, "

@@ -24,10 +24,10 @@ class Preset(NamedTuple):
 
 
 def _labml(**options: Any) -> Config:
-    r"""Fill in the options shared by labml.ai's runs: Noam's schedule, and 128 epochs.
+    r"""Return a config with labml.ai's shared options: Noam's schedule, 128 epochs.
 
-    Its highest rate is $1/\sqrt{d_\text{model} \cdot \text{warmup}}$. An epoch reads as
-    many tokens as the text has.
+    The highest learning rate is $1/\sqrt{d_\text{model} \cdot \text{warmup}}$. An epoch
+    reads as many tokens as the text has.
     """
     warmup, window = 2000, options["block"] * options["batch"]
     return Config(
@@ -43,7 +43,7 @@ def _labml(**options: Any) -> Config:
 
 
 def _wikitext(**options: Any) -> Config:
-    """Fill in the options shared by the runs of Schlag et al. (Appendix F)."""
+    """Return a config with the options shared by Schlag et al. 2021, Appendix F."""
     shared: dict[str, Any] = {"layers": 16, "heads": 8, "d_ff": 2048, "dropout": 0.1}
     shared |= {"lr": 2.5e-4, "min_lr": 0.0, "warmup": 2000, "beta2": 0.999}
     shared |= {"weight_decay": 0.0, "clip": 0.25, "eval_every": 4000}
@@ -126,9 +126,9 @@ PRESETS: dict[str, Preset] = {
 
 
 def vocabulary_size(config: Config, preset: str | None = None) -> int:
-    """Count the tokens that a run will have.
+    """Return the vocabulary size of a run.
 
-    - `preset`: without its corpus, the published number counts.
+    - `preset`: if its corpus is missing, its published vocabulary size is returned.
     - Raises `CorpusError` if the corpus is not there.
     """
     try:

@@ -34,7 +34,7 @@ STOPS = (signal.SIGINT, signal.SIGTERM)
 def run_in(
     folder: Path, config: Config, resume: bool, command: str, track: str | None = None
 ) -> Trainer:
-    """Train with checkpoints, metrics and a result in a folder.
+    """Train a model, and write checkpoints, metrics and the result to a folder.
 
     - `folder`: folder of the run; no other process may train there.
     - `config`: the run.
@@ -77,11 +77,11 @@ def run_in(
             "state_size": trainer.model.state_size(config.block),
         }
         if trainer.main:
-            # So a result is always one of the latest checkpoint.
+            # A result must always belong to the latest checkpoint.
             (folder / RESULT).unlink(missing_ok=True)
             names = CONFIG, METRICS, RESULT
             for path in (*(folder / name for name in names), last, best):
-                # Temporary files of a killed run: see `replacing`.
+                # Remove temporary files of a killed run: see `replacing`.
                 for part in path.parent.glob(f".{path.name}.{8 * '[0-9a-f]'}"):
                     part.unlink()
             write_json(folder / CONFIG, about | provenance(command))
@@ -117,7 +117,7 @@ def run_in(
 
 
 def _latest(last: Path, best: Path, resume: bool) -> Checkpoint | None:
-    """Load the checkpoint that a run continues from; None if there is none."""
+    """Load the checkpoint that a run continues from, or return None."""
     # A run that was killed while it wrote its first checkpoint has only the best.
     path = last if last.exists() else best
     if not path.exists():
@@ -136,7 +136,7 @@ def _latest(last: Path, best: Path, resume: bool) -> Checkpoint | None:
 
 
 def _train(folder: Path, trainer: Trainer) -> dict[str, Any]:
-    """Train to the end, with metrics and checkpoints; return the result of the run."""
+    """Train to the end, write metrics and checkpoints, and return the run's result."""
     c, started = trainer.config, trainer.step
     peak, before, seconds, tokens = None, peak_mib(), 0.0, 0
     # Drop the lines of steps that the checkpoint does not have.
@@ -147,7 +147,7 @@ def _train(folder: Path, trainer: Trainer) -> dict[str, Any]:
         with replacing(folder / METRICS) as part:
             part.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     path = folder / METRICS if trainer.main else os.devnull
-    # None: on a terminal only. A file gets lines, but no bar.
+    # None shows the progress bar on a terminal only, not in a file.
     silent = None if trainer.main and sys.stderr else True
     with (
         _interrupts() as interrupted,
@@ -163,7 +163,7 @@ def _train(folder: Path, trainer: Trainer) -> dict[str, Any]:
     ):
         for progress in trainer.run():
             seconds, tokens = progress.seconds, progress.tokens
-            speed = round(tokens / max(seconds, 1e-9))  # a coarse clock may say 0
+            speed = round(tokens / max(seconds, 1e-9))  # A coarse clock may show 0 s.
             row = {
                 "step": progress.step,
                 "loss": round(progress.loss, 6),
@@ -174,7 +174,7 @@ def _train(folder: Path, trainer: Trainer) -> dict[str, Any]:
             validated = progress.val_loss is not None
             if progress.val_loss is not None:
                 row["validation_loss"] = round(progress.val_loss, 6)
-            # Validation has larger batches: measure before the first one.
+            # Measure before the first validation, whose batches are larger.
             if peak is None or not trainer.curve:
                 peak = round(peak_mib() - before, 1)
             bar.set_postfix_str(
@@ -187,7 +187,7 @@ def _train(folder: Path, trainer: Trainer) -> dict[str, Any]:
                 logged = {name: x for name, x in row.items() if name != "step"}
                 trainer.accelerator.log(logged, progress.step)
             stop = bool(interrupted)
-            if trainer.accelerator.num_processes > 1:  # one interrupt stops all
+            if trainer.accelerator.num_processes > 1:  # Stop all processes.
                 flag = torch.tensor(int(stop), device=trainer.device)
                 stop = bool(trainer.accelerator.reduce(flag))
             if validated or stop:
@@ -217,24 +217,24 @@ def _train(folder: Path, trainer: Trainer) -> dict[str, Any]:
 
 
 def peak_mib() -> float:
-    """Return the peak memory of this process so far; 0 if the system does not say."""
+    """Return the peak memory of this process in MiB, or 0 if unknown."""
     try:
         import resource
-    except ImportError:  # Windows
+    except ImportError:  # This is Windows.
         return 0
     highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return highest / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def say(trainer: Trainer, text: str) -> None:
-    """Print in one process; training continues if nobody reads it any longer."""
+    """Print a text in the main process, and ignore a closed output."""
     if trainer.main and text:
         with contextlib.suppress(OSError):
             print(text, flush=True)
 
 
 def _other_rates(config: Config, resumed: Checkpoint) -> str:
-    """Describe how another number of steps changes the learning rate; "" = it does not."""
+    """Describe how a new number of steps changes the learning rate, or return ""."""
     before, step = resumed.config, resumed.step
     ends = (step, config.steps - 1) if 0 < step < config.steps else ()
     if all(config.lr_at(t) == before.lr_at(t) for t in ends):
@@ -265,13 +265,13 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock a folder against other processes; the first of several gets the lock.
+    """Lock a folder against other processes, or raise if another process has the lock.
 
-    The system releases the lock of a process that dies. File systems without locks keep
-    nobody out.
+    The system releases the lock of a process that dies. On file systems without locks,
+    nothing is locked.
 
-    - Raises `ValueError` if another process holds it, and `OSError` if no file can be
-      written there.
+    - Raises `ValueError` if another process holds the lock, and `OSError` if no file
+      can be written there.
     """
     if os.environ.get("RANK", "0") != "0":
         yield
@@ -298,10 +298,10 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """Yield a list that Ctrl-C and SIGTERM fill, so that no step is cut in two.
+    """Yield a list of received Ctrl-C and SIGTERM signals, which interrupt no step.
 
-    A second one stops at once. A process that ignores them, as one in the background of
-    a shell may do, goes on. Batch systems announce the end of a job with SIGTERM.
+    A second signal stops at once. A process that ignores signals, as in the background
+    of a shell, goes on. Batch systems announce the end of a job with SIGTERM.
     """
     seen: list[int] = []
 

@@ -7,7 +7,7 @@ from fwlab.training.loop import Progress
 
 
 def watch(run: Iterable[Progress], steps: int) -> list[Progress]:
-    """Run a training, and show its progress in one line.
+    """Run a training loop, and show its progress in one line.
 
     - `run`: what `Trainer.run()` returns.
     - `steps`: total number of optimiser steps.
