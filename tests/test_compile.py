@@ -198,7 +198,9 @@ def test_models_are_one_graph(mixer):
         loss.backward()
         return [loss, *(p.grad for p in made.parameters())]
 
-    agree(train(compiled(made)), train(made), 1e-5)
+    for found, wanted in zip(train(compiled(made)), train(made), strict=True):
+        # The gradient of beta in AFT-conv is 0, up to rounding.
+        assert (found - wanted).norm() < 1e-5 * wanted.norm() + 1e-7
 
 
 def test_a_step_of_a_layer_is_one_graph():
