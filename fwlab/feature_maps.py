@@ -294,7 +294,7 @@ def _divided(x: Tensor, order: int) -> tuple[Tensor, Tensor]:
 
 
 def _by_power(x: Tensor, order: int) -> tuple[Tensor, Tensor]:
-    """Compute `_divided` for vectors that are first scaled as in `unit_range`."""
+    """Divide vectors by their sum or norm, after scaling them by powers of two."""
     power = _power(x)
     x = x / power
     total = _total(x, order)
@@ -440,7 +440,7 @@ class DPFP(FeatureMap):
 
 
 def _dpfp(x: Tensor, nu: int) -> Tensor:
-    """Compute DPFP (Eq. 37) with plain operations; a shift of $r$ is a slice."""
+    """Compute DPFP (Eq. 37) with operations that autograd differentiates."""
     n = 2 * x.shape[-1]
     first = [x[..., :nu]] if 2 * nu <= n else [x, -x]
     r = torch.cat([x, -x, *first], -1).relu_()
@@ -632,7 +632,7 @@ class FAVOR(RandomFeatures):
         return self._features(x, self.stabilize)
 
     def _features(self, x: Tensor, scaled: bool) -> tuple[Tensor, Tensor | None]:
-        """Return features and None, or with `scaled` also the logarithm of a scale."""
+        """Return features, and the logarithm of their scale (None without `scaled`)."""
         with torch.autocast(x.device.type, enabled=False):
             wide = _at_least_float32(x)
             if self.stabilize:
@@ -648,7 +648,7 @@ class FAVOR(RandomFeatures):
 
 
 def _favor(x: Tensor, omega: Tensor, scaled: bool) -> tuple[Tensor, Tensor | None]:
-    r"""Compute FAVOR+ (Eq. 31) with plain operations.
+    r"""Compute FAVOR+ (Eq. 31) with operations that autograd differentiates.
 
     The exponents are $\pm\omega x - |x|^2/2$ plus the logarithm of $1/\sqrt{2m}$.
 

@@ -17,14 +17,14 @@ from fwlab.ops import _operation as operation
 
 
 class PositionedState(NamedTuple):
-    """Hold the number of past tokens, and the state of the operation."""
+    """Hold the number of past tokens, and the state of `ops.aft_local`."""
 
     position: int
     memory: ops.WindowState
 
 
 class AFT(Causal):
-    """Project to queries, keys and values, which a subclass combines in `_attend`."""
+    """Project inputs to queries, keys and values, and combine them in `_attend`."""
 
     #: The number of tokens in a state of constant size.
     window = 1
@@ -41,7 +41,7 @@ class AFT(Causal):
         return 2 * self.window * self.d_model
 
     def _mix(self, x: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
-        """Project the input, call the operation, and project its output."""
+        """Project the input, call the AFT operation, and project its output."""
         if options["return_state"] and not self.causal:
             raise ValueError(
                 f"{type(self).__name__}: prefill and step need causal=True; for a "
@@ -79,7 +79,7 @@ class AFTSimple(AFT):
 
 
 class PositionedAFT(AFT):
-    """Add tables of position biases, for `max_len` positions, to `AFT`."""
+    """Extend `AFT` by tables of position biases for `max_len` positions."""
 
     # $u$ and $v$ of Eq. 7 start small but not at 0: if both were 0, neither would get a
     # gradient.
@@ -93,7 +93,7 @@ class PositionedAFT(AFT):
             self.bias_v = nn.Parameter(0.1 * torch.randn(max_len, factor))
 
     def position_tables(self) -> list[nn.Parameter]:
-        """List the parameters whose size is `max_len`. Returns one or two tables."""
+        """List the tables of `max_len` rows. Returns one or two parameters."""
         return list(self.parameters(recurse=False))
 
     def _check_end(self, end: int) -> None:
@@ -133,7 +133,7 @@ class AFTFull(PositionedAFT):
         return 2 * time * self.d_model
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-        """Call `ops.aft_full` with the biases of these queries and all past keys."""
+        """Call `ops.aft_full` with the biases of the new queries for all keys."""
         state, past = options["state"], 0
         if state is not None:
             operation.check_state("AFTFull", state, ops.KeysAndValues)
@@ -178,7 +178,7 @@ class AFTLocal(PositionedAFT):
             self.band = nn.Parameter(torch.zeros(max_len, columns))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-        """Call `ops.aft_local` with the rows of the band for these queries (Eq. 4)."""
+        """Call `ops.aft_local` with the rows of the band for new queries (Eq. 4)."""
         state, past = options["state"], 0
         if state is not None:
             operation.check_state("AFTLocal", state, PositionedState)

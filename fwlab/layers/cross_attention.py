@@ -126,7 +126,7 @@ class CrossAttention(nn.Module):
         return ops.NormalizedState(W, k.sum(1))
 
     def read(self, x: Tensor, state: State) -> Tensor:
-        """Read the state of a source with queries.
+        """Compute the outputs for `x` from the state of a source.
 
         - `x`: as in `forward`.
         - `state`: what `write` returned.

@@ -25,7 +25,7 @@ from fwlab.ops import _operation as operation
 
 
 class Rule(NamedTuple):
-    """Hold the operation, gates and defaults of a rule in a layer.
+    """Hold the operation, the gates and the defaults of a fast weight rule.
 
     - `operation`: the layer calls it with queries, keys, values and the gates.
     - `gates`: the functions that make gate modules, by arguments of the operation.

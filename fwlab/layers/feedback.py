@@ -179,7 +179,7 @@ class FeedbackTransformer(Causal):
         return stack
 
     def weights(self) -> ops.FeedbackWeights:
-        """Stack the weights of all layers for the argument of `ops.feedback`.
+        """Stack the weights of all layers to a tuple for `ops.feedback`.
 
         - Returns a `FeedbackWeights`, through which gradients flow back to the parameters.
         - Raises `ValueError` for a module that has to be called, such as one with an

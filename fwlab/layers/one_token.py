@@ -54,7 +54,7 @@ def step(
     state: Any,
     normalize: bool,
 ) -> Token | None:
-    """Compute one token of a rule in the dtype of the state, or return None."""
+    """Compute one token of a rule; return None if the state is not supported."""
     dtype = v.dtype if v.itemsize > 2 else torch.float32
     if v.dtype != dtype or q.dtype != dtype:
         q, k, v = (part.to(dtype) for part in (q, k, v))

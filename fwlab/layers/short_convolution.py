@@ -68,7 +68,7 @@ class ShortConvolution(nn.Module):
         return F.silu(y), seen.gather(1, _along(last, x)).view(shape).to(dtype)
 
     def convolve(self, x: Tensor) -> Tensor:
-        """Convolve `x` along time, wherever there are `size` inputs."""
+        """Convolve `x` `[batch, time, channels]` along time, without padding."""
         if x.shape[1] == self.size:  # A single token needs only a sum.
             return (x * self.weight.mT).sum(1, keepdim=True)
         x, w = x.mT, self.weight[:, None]
@@ -87,7 +87,7 @@ class ShortConvolution(nn.Module):
 def places(
     time: int, past: int, key_mask: Tensor | None, cu_seqlens: Tensor | None, x: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the indices of earlier inputs, of tokens, and of the last inputs.
+    """Return the buffer indices of earlier inputs, of tokens, and of the last inputs.
 
     Each result is `[batch, indices]`. A sequence begins with `past` earlier inputs.
     """

@@ -148,7 +148,7 @@ class RelativeAttention(Causal):
         return operation.check_parts(*given, shapes, new, new.dtype)
 
     def _keys_and_values(self, x: Tensor) -> Tensor:
-        """Project to keys and values in one tensor, `[..., heads, 2 * width]`."""
+        """Project `x` to keys and values in one tensor, `[..., heads, 2 * width]`."""
         return torch.cat([*per_head(self.to_k(x), self.to_v(x), heads=self.heads)], -1)
 
     def _attend(self, q: Tensor, keys_values: Tensor, real: Tensor | None) -> Tensor:
@@ -240,7 +240,7 @@ class TransformerXL(Causal):
         return sum(block.mixer.state_size(time) for block in self.blocks)
 
     def _mix(self, x: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
-        """Pass `x` through the blocks, each with its own part of the state."""
+        """Apply all blocks to `x`, each with its own part of the state."""
         layers, return_state = len(self.blocks), options.pop("return_state")
         if not return_state:
             for block in self.blocks:

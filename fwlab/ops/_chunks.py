@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-#: Steps per chunk, a power of two.
+#: The number of steps per chunk, a power of two.
 CHUNK = 32
 #: Rows (steps of all heads) that are computed together: few enough for the caches of a
 #: CPU, and on other devices enough to keep them busy.
@@ -24,7 +24,7 @@ ROWS_ELSEWHERE = 65536
 
 
 def plan(x: Tensor) -> tuple[int, list[tuple[slice, int]]]:
-    """Return the chunk size, and the steps and number of chunks of each group.
+    """Return the chunk size, and for each group its steps and number of chunks.
 
     - `x`: `[batch, time, heads, width]`.
     """

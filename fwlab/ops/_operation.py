@@ -155,10 +155,10 @@ def operation(
     steps: tuple[str, ...] = ("batch", "time"),
     plain: Sequence[str] = PLAIN,
 ) -> Callable[[Callable[P, tuple[Tensor, Any]]], Callable[P, Any]]:
-    """Decorate a function from checked arguments to `(y, state)` as a public operation.
+    """Return a decorator that adds checks, masks and options to an operation.
 
-    The function takes all arguments of a call: tensors whose shapes match and whose
-    masked steps are filled, and a valid `implementation`. It runs without autocast.
+    The decorated function takes tensors whose shapes match, with masked steps filled,
+    and a valid `implementation`. It returns `(y, state)`, and runs without autocast.
 
     - `forms`: the implementations by name; "auto" selects the last that can run.
     - `like`: the argument whose dtype the result has.
@@ -228,7 +228,7 @@ def prepare(
 
 
 def empty(like: Tensor, *others: Tensor) -> Tensor:
-    """Return the output for empty inputs, with an autograd graph to all of them."""
+    """Return an empty output that gives every input a gradient of zeros."""
     return like * sum(x.sum().to(like.dtype) for x in others)
 
 
@@ -386,7 +386,7 @@ def check_dense(op: str, argument: str, x: Any) -> None:
 
 
 def precision(op: str, tensors: Mapping[str, Tensor]) -> torch.dtype:
-    """Check the dtypes of tensors; return that of states, float64 or float32.
+    """Check the dtypes of tensors; return the dtype of states, float64 or float32.
 
     Half precision and float32 may be mixed, as autocast does.
     """

@@ -103,7 +103,7 @@ class Recurrence:
     def __call__(
         self, x: Tensors, *options: bool | int | float | str | Callable | None
     ) -> Any:
-        """Return the results of `forward`; traced calls take no functions."""
+        """Compute the results; traced calls support no options that are functions."""
         keep = needs_backward(*x)
         if is_traced(x[0]):
             dense = [part if part is None else part.contiguous() for part in x]
@@ -182,7 +182,7 @@ def refuse_second_derivative() -> None:
 
 
 def full_precision(x: Tensor) -> AbstractContextManager:
-    """Return a context without autocast on the device of `x`."""
+    """Return a context that disables autocast on the device of `x`."""
     device = x.device.type
     if x.is_meta or not torch.is_autocast_enabled(device):
         return nullcontext()  # This keeps the context out of traced graphs.

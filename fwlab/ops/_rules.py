@@ -81,7 +81,7 @@ def rule(
     *,
     corrects: bool = False,
 ) -> Callable[[Callable[P, Inputs]], Callable[P, Any]]:
-    """Decorate a function from a rule's tensors to `Inputs` as a public operation.
+    """Return a decorator that makes an operation of a function that returns `Inputs`.
 
     - `forms`: the implementations of its recurrence; "auto" prefers the last.
     - `loop`, `normalized_loop`: the naive implementation, without and with a
@@ -121,7 +121,7 @@ def call(rule: Rule, given: dict[str, Any]) -> Any:
     W, z = start(rule.name, state, normalize, sizes, dtype, x["q"])
     y_dtype, group = x["v"].dtype, max(sizes["queries"] // max(sizes["heads"], 1), 1)
     first = None if borders is None else first_steps(borders, sizes["time"])
-    # Without states, autograd differentiates a single chunk, perhaps under autocast.
+    # Autograd differentiates a single chunk, but not in full precision under autocast.
     alone = state is None and not return_state and not has_autocast(x["q"])
     with full_precision(x["q"]):
         x = prepare(rule, x, mask, normalize, dtype, group)
@@ -271,7 +271,7 @@ def is_faint(x: Mapping[str, Tensor]) -> bool:
 def recurrence(
     rule: Rule, x: dict[str, Tensor], normalize: bool, mask: Any, first: Any
 ) -> Inputs:
-    """Return the inputs of the recurrence, with masks and document borders applied.
+    """Return the inputs of a rule's recurrence, with masks and borders applied.
 
     A masked step writes nothing and forgets nothing, whatever its gates. A document
     begins with a decay of 0, which is exact in all implementations.
@@ -399,7 +399,7 @@ def first_steps(borders: Tensor, time: int) -> Tensor:
 
 
 def no_steps(x: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-    """Return the output of an empty sequence, with an autograd graph to all inputs."""
+    """Return an output without steps that gives every input a gradient of zeros."""
     y = x["q"].new_zeros(*x["q"].shape[:3], x["v"].shape[-1], dtype=dtype)
     return y + sum(part.sum().to(dtype) for part in x.values())
 

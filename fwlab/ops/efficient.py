@@ -50,7 +50,7 @@ def linear(x: Inputs, W: Tensor, z: Tensor | None, alone: bool) -> Any:
     if z is None:
         y, W = compute(x, W, alone, corrects=False)
         return y, W, None
-    if not is_traced(x.q) and x.q.shape[1] <= ONE_CHUNK:  # A graph serves all lengths.
+    if not is_traced(x.q) and x.q.shape[1] <= ONE_CHUNK:  # Graphs support all lengths.
         if alone and not has_channel_decay(x):
             return one_chunk(x, corrects=False, normalize=True), W, z
         if is_a_token(x, W):
@@ -87,7 +87,7 @@ def delta(x: Inputs, W: Tensor, z: Tensor | None, alone: bool) -> Any:
 
 def compute(x: Inputs, W: Tensor, alone: bool, corrects: bool) -> Any:
     """Compute a recurrence by single steps, as one chunk, or in several chunks."""
-    if not is_traced(x.q) and x.q.shape[1] <= ONE_CHUNK:  # A graph serves all lengths.
+    if not is_traced(x.q) and x.q.shape[1] <= ONE_CHUNK:  # Graphs support all lengths.
         if alone and not has_channel_decay(x):
             return one_chunk(x, corrects), W
         if is_a_token(x, W):
@@ -230,7 +230,7 @@ def solve(A: Tensor, B: Tensor) -> Tensor:
 def scan(
     states: Any, kept: Any, update: Any, erase: Any, write: Any, *, empty: bool
 ) -> None:
-    """Add (e1) to `update` and (e2) to `states` in place, one chunk after another.
+    """Compute the states of all chunks in order and in place, by (e1) and (e2).
 
     All arguments are lists with an item per chunk; `states` also has the initial state.
     For the backward pass, reverse the lists, and exchange `erase` and `write`. If both
@@ -271,7 +271,7 @@ def forward(x: Any, keep: bool, corrects: bool, early: bool) -> Results:
     dtype = torch.float64 if v.dtype == torch.float64 else torch.float32
     shape = v.shape[0], v.shape[2], v.shape[3], k.shape[3]
     y = v.new_empty(v.shape, dtype=dtype)
-    # The states are kept only if a backward pass may follow.
+    # The states are saved only if a backward pass may follow.
     n = sum(n for _, n in groups[: None if keep else 1])
     states = y.new_empty(n + 1, shape[0] * shape[1], *shape[2:])
     states[0], first = 0 if W is None else W.flatten(0, 1), 0

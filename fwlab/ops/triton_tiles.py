@@ -17,7 +17,7 @@ from torch import Tensor
 
 @triton.jit
 def this_chunk(time, heads, programs, C: tl.constexpr):
-    """Return the index and the first row of a program's chunk, and the steps left.
+    """Return the index and first row of a program's chunk, and the remaining steps.
 
     - `programs`: the number of heads of all sequences.
     """

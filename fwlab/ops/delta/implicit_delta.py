@@ -30,7 +30,7 @@ from fwlab.ops.delta.delta import read, steps
 def loop(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, W: Tensor
 ) -> tuple[Tensor, Tensor]:
-    r"""Correct the fast weights by the optimal step, then read. The step size is
+    r"""Apply a delta step with the optimal step size, then read, at each step:
 
     $$s_i = \frac{\beta_i}{1 + \beta_i\, |k_i|^2} \tag{n7}$$
     """

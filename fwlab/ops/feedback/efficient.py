@@ -429,7 +429,7 @@ def older(b: Terms, start: int, stop: int, da: Tensor, p: Tensor) -> None:
 
 
 def norm(x: Tensor) -> tuple[Tensor, Rows]:
-    """Compute a layer norm without a scale; return tensors for `norm_backward`, too."""
+    """Return a layer norm without a scale, and the tensors that its gradient needs."""
     y, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], None, None, EPS)
     return y, (x, mean, rstd)
 
@@ -452,7 +452,7 @@ def add(
 
 
 def make_waves(n: int, positions: Tensor) -> Tensor:
-    """Return $s$ of Eq. f3 for the distances n to 0, with angles in float64."""
+    """Return sinusoids $s$ (Eq. f3) of the distances n to 0, with float64 angles."""
     device = positions.device
     if device.type == "mps":  # This device has no float64.
         device = torch.device("cpu")

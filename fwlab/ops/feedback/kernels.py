@@ -77,7 +77,7 @@ def attend(
     q, k, v, r, hidden, z, lse, clock, N, time, past, K: tl.constexpr,
     BK: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Compute the attention of one query in one head (Eqs. f4, f5), and (k1).
+    """Compute the attention of one query in one head (Eqs. f4, f5) and its LSE (k1).
 
     Each of the BN rows of a tile has its own maximum and sum, which are combined once,
     at the end.
@@ -257,7 +257,7 @@ def pull(
 
 @triton.jit(do_not_specialize=["width"])
 def slope(dh, saved, clock, width, BW: tl.constexpr):
-    """Multiply dh by the derivative of GELU in `saved`; the product replaces both.
+    """Multiply dh by the derivative of GELU in `saved`; store the product in both.
 
     The kernel loads 8 bytes per scalar, and stores 8; one operation. Lower bound: the
     start of a kernel.
@@ -326,7 +326,7 @@ _last: dict[torch.device, torch.cuda.CUDAGraph] = {}
 
 
 def play(step: Callable[[], None], times: int, like: Tensor) -> None:
-    """Call `step` a number of `times`, on a GPU by replaying a CUDA graph.
+    """Call a function `times` times, on a GPU by replaying a CUDA graph of it.
 
     Each call of the operation records a graph, which takes as long as a few of its
     many steps. A graph for several calls would need copies of the weights and of
@@ -409,7 +409,7 @@ def forward(given: Any, keep: bool, normalize: bool) -> Any:
         )  # fmt: skip
 
     def step_now() -> None:
-        """Compute the step that the clock names, store it, and advance the clock."""
+        """Compute the current step, store its results, and advance the clock."""
         t, n = clock[:1], clock[1:]
         torch.index_select(steps, 0, t, out=states[:1])
         new = step(x, turned, states, attended, 0, normalize, attend_now)

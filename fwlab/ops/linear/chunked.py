@@ -63,7 +63,7 @@ def decays(d: Tensor | None) -> tuple[Any, Any]:
         return 1, 1
     ones = torch.ones(d.shape[-2], d.shape[-2], device=d.device)
     later = ones.triu(1).bool()[..., None]
-    factors = torch.where(later, d.unsqueeze(-3), 1)  # [..., j, m, key]
+    factors = torch.where(later, d.unsqueeze(-3), 1)  # The shape is [..., j, m, key].
     return d.cumprod(-2), factors.cumprod(-2).transpose(-3, -2)
 
 

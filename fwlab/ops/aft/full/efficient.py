@@ -115,7 +115,7 @@ def _compute_singles(
 
 
 def _first_tiles(x: Any, single: Tensor) -> tuple[Any, int]:
-    """Drop all tiles after the last with a row in `single`; return the tile count."""
+    """Truncate inputs after the last tile with a row in `single`; count the tiles."""
     q, k, v, w, L, m = x
     rows, size = w.shape[2:]
     n = int(single.flatten(1).any(1).nonzero().amax()) + 1
@@ -350,7 +350,7 @@ def _softmax(
 
 
 def _steps(x: Tensor, size: int, every: int, groups: int) -> Tensor:
-    """View a sequence as spans of `size` steps, with a span every `every` steps.
+    """View a sequence as spans of `size` steps that start every `every` steps.
 
     - `x`: `[batch, time, channels]`.
     - Returns `[tiles, groups, size, batch, c]`: channels with the same biases are in

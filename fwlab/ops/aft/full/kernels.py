@@ -11,7 +11,7 @@ from fwlab.ops.aft.window.kernels import window
 
 
 def aft_full(q: Tensor, k: Tensor, v: Tensor, w: Tensor, causal: bool) -> Tensor:
-    """Compute AFT-full (Eq. 2); row $t$ sees all steps, or the steps up to $t$."""
+    """Compute AFT-full (Eq. 2) on a GPU, with the arguments of the naive version."""
     reach = k.shape[1] - q.shape[1] if causal else k.shape[1]
     state = q.new_zeros(2, len(q), q.shape[-1], dtype=torch.float32)
     return window((q, k, v, w[None], *state), reach)[0]

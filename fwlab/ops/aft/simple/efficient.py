@@ -147,7 +147,7 @@ def _backward(x: Any, kept: Any, gradients: Any, needed: Any) -> Any:
     torch.mul(slopes[:, 0], m, out=slopes[:, 1])
     if dL is not None:
         slopes[:, 1] -= dL * inverse
-    later = torch.cat([fade[1:], fade.roll(-1, 2)[:1]])  # Each step uses the next one.
+    later = torch.cat([fade[1:], fade.roll(-1, 2)[:1]])  # Use the factor of step t + 1.
     _recur(later, slopes, None, -1)  # (e3)
     a, b = slopes.unbind(1)
     first = fade[0, :, 0]
@@ -199,5 +199,5 @@ def _join(x: Tensor, time: int) -> Tensor:
 
 
 def _positive(s: Tensor) -> Tensor:
-    """Replace sums of 0, which no key has entered, by 1."""
+    """Replace sums of 0, where no key is seen yet, by 1."""
     return s.masked_fill(s == 0, 1)

@@ -30,11 +30,11 @@ from fwlab.ops import _triton
 from fwlab.ops._recurrence import Recurrence, Results, Tensors
 from fwlab.ops.triton_tiles import contiguous, count
 
-#: Steps per segment.
+#: The number of steps per segment.
 SEGMENT = 16
-#: Segments that `carry` loads at a time.
+#: The number of segments that `carry` loads at a time.
 AHEAD = 8
-#: Channels per program: one for each thread of four warps.
+#: The number of channels per program, one for each thread of four warps.
 NARROW = 128
 
 #: The key of a masked step.

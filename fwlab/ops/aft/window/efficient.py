@@ -39,7 +39,7 @@ def causal(
 
 
 def causal_without_state(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> Tensor:
-    """Compute `causal` without an initial and without a final state.
+    """Compute causal AFT-local or AFT-conv without an initial and a final state.
 
     - `k`, `v`: `[batch, time, channels]`.
     """

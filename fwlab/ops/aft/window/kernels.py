@@ -39,9 +39,9 @@ from fwlab.ops.aft.simple.kernels import (
 )
 from fwlab.ops.triton_tiles import contiguous, count, precision
 
-#: Rows per tile, and keys per product.
+#: The number of rows per tile, and of keys per matrix product.
 TILE, KEYS = 32, 32
-#: Channels per program.
+#: The maximum number of channels per program.
 WIDE = 64
 
 #: The key of a step that no row sees.
