@@ -287,7 +287,7 @@ def _divided(x: Tensor, order: int) -> tuple[Tensor, Tensor]:
         if least < lowest.item() and highest.item() <= most:
             return x / total, total
     y, size = x / _or_inf(total, 0.0), total.abs()
-    extreme = ~((size >= least) & (size <= most))[..., 0]  # This is True for NaN.
+    extreme = ~((size >= least) & (size <= most))[..., 0]  # NaN also counts as extreme.
     if extreme.any():
         y[extreme], total[extreme] = _by_power(x[extreme], order)
     return y, total

@@ -21,15 +21,15 @@ class Block(Causal):
     - `d_model`: width of the input.
     - `d_ff`: width inside the MLP; None = `4 * d_model`, and two thirds of that
       for "swiglu", which then has as many weights.
-    - `dropout`: probability of dropout in training, from 0 to below 1: of what the mixer
-      and the MLP add to their input, and inside the MLP after the activation. Dropout of
-      attention weights is the mixer's.
+    - `dropout`: probability of dropout in training, from 0 to below 1, for the outputs
+      of the mixer and the MLP, and inside the MLP after the activation. The mixer may
+      also drop attention weights.
     - `norm`: "layer", or "rms", which does not subtract the mean (Zhang and Sennrich 2019).
     - `mlp`: "gelu", or "swiglu" (Shazeer 2020): $W_2 (\mathrm{SiLU}(W_g x) \odot W_1
       x)$, where $W_g$ is `gate`.
     - `norm_eps`: is added to the variance or mean square in the norms, 0 or more.
-    - `post_norm`: normalise what the mixer and the MLP return before it is added,
-      in place of their input (Olmo 2).
+    - `post_norm`: normalise the outputs of the mixer and the MLP before they are
+      added, instead of their inputs (Olmo 2).
     - Raises `ValueError` for a size below 1 or a value out of range,
       and `TypeError` for an argument of the wrong type.
 

@@ -62,7 +62,7 @@ class Causal(nn.Module):
     ) -> tuple[Tensor, Any]:
         """Compute the outputs for a part of a sequence, and the state after it.
 
-        - `state`: what an earlier call returned; None = start of sequence. With
+        - `state`: the state from an earlier call; None = start of sequence. With
           `cu_seqlens`, it has one entry for each document.
         - `x`, `key_mask`, `implementation`, `cu_seqlens`: as in `forward`.
         - Returns `(y, state)`; raises as `forward`, and `ValueError` if the layer is not
@@ -76,7 +76,7 @@ class Causal(nn.Module):
         """Compute the output for one token, and the state after it.
 
         - `x`: `[batch, d_model]`.
-        - `state`: what an earlier call returned; None = start of sequence.
+        - `state`: the state from an earlier call; None = start of sequence.
         - Returns `(y, state)`, `y` of shape `[batch, d_model]`.
         """
         check_input(self, x, "batch d_model", self.get_submodule(self.first_layer))

@@ -30,7 +30,7 @@ class CrossAttention(nn.Module):
     values of the source.
 
     - `d_model`: width of both sequences; a multiple of `heads`.
-    - `heads`: number of heads, each with a state of its own.
+    - `heads`: number of heads, each with a separate state.
     - `feature_map`: a `FeatureMap`; None = softmax attention.
     - `attention_dropout`: as for `SoftmaxAttention`; linear attention has no attention
       weights to drop.
@@ -129,7 +129,7 @@ class CrossAttention(nn.Module):
         """Compute the outputs for `x` from the state of a source.
 
         - `x`: as in `forward`.
-        - `state`: what `write` returned.
+        - `state`: the state that `write` returned.
         - Returns the output; raises as `forward`.
         """
         check_input(self, x, "batch time d_model", self.to_q)

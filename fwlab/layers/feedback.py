@@ -75,8 +75,8 @@ class FeedbackTransformer(Causal):
       There is no dropout of attention weights, and none in the GPU kernels.
     - Raises `ValueError` or `TypeError` for invalid sizes.
 
-    There is no maximum sequence length. Steps are computed one after the other, each in
-    time proportional to the number of steps before it.
+    There is no maximum sequence length. Steps are computed one after another, each in
+    time proportional to the number of earlier steps.
 
     **Parameters.** Each layer has `norm_mixer`, `to_q`, `to_out`, `norm_mlp`, `expand` and
     `contract` in `blocks`. Each layer, or the whole stack if `shared`, has `norm_memory`,

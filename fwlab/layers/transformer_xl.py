@@ -59,7 +59,7 @@ class RelativeAttention(Causal):
 
     with sinusoidal encodings $R$ of distances and trained biases $u$ (content) and $v$
     (position), which start at 0. Values do not depend on the position. Arguments and
-    methods are those of `TransformerXL`, for one layer without norms.
+    methods are the same as in `TransformerXL`, for one layer without norms.
     """
 
     codes: Tensor

@@ -118,7 +118,7 @@ def delta_rule(
     - `v`: `[batch, time, heads, value]`.
     - `beta`: `[batch, time, heads]`, write strength, usually in $[0, 1]$: 0 keeps the
       old value of the key, 1 replaces it.
-    - `normalize`: divide what is read with $k$ and $q$ by $z \cdot k$ and $z \cdot q$
+    - `normalize`: divide values read with $k$ and $q$ by $z \cdot k$ and $z \cdot q$
       (Eqs. 26-28); the result is 0 where a denominator is 0.
     - `options`: as for `sum_rule`.
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.

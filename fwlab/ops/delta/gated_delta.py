@@ -79,7 +79,7 @@ def gated_delta_rule(
     - `beta`: `[batch, time, heads]`, write strength, usually in $[0, 1]$.
     - `log_decay`: `[batch, time, heads]`, at most 0: 0 keeps the fast weights,
       $-\infty$ erases them.
-    - `normalize`: divide what is read with $k$ and $q$ by $z \cdot k$ and $z \cdot q$
+    - `normalize`: divide values read with $k$ and $q$ by $z \cdot k$ and $z \cdot q$
       (Eqs. 26-28, with the same decay for $z$ as for $W$). On a CPU a single decay of any
       strength keeps what a key retrieves: only a `log_decay` of $-\infty$ empties the
       memory. Elsewhere, and in graphs, one below -80 may do so in float32, too.

@@ -78,7 +78,7 @@ def implicit_delta_rule(
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
-    With a key of length 1 and `beta` of 1, a step goes half the way.
+    With a key of length 1 and `beta` of 1, a step removes half of the error.
 
         >>> k = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2)
         >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)

@@ -116,8 +116,8 @@ def feedback(
 
     At the first step there is no memory to attend to, and the result of the attention
     is 0. With at most one memory, the attention weights do not depend on the query, so
-    the gradients of `to_q` and `positions` are 0 (and without any memory, those of all
-    weights of the attention).
+    the gradients of `to_q` and `positions` are 0 (and without any memory, the gradients
+    of all parameters of the attention).
 
     A `FeedbackTransformer` has the weights as parameters.
 

@@ -28,8 +28,8 @@ $$dq_t = \sum_{j<t} da_{tj}\, k_j, \qquad
   du_t = \sum_{j<t} da_{tj}\, s(t - j) \tag{g5}$$
 
 When the loop arrives at memory $j$, all later steps are done, so all terms of (g4) are
-known. Those of the same block are summed for each memory, those of later blocks in one
-product per block.
+known. Terms of the same block are summed for each memory, and terms of later blocks in
+one product per block.
 """
 
 from collections.abc import Callable

@@ -15,12 +15,12 @@ products: of one query with all memories before it, forward and backward, and of
 memory with all queries after it. Tensor cores do not help with a single query; the
 kernels multiply and add as they load.
 
-**Forward.** The sum over memories goes tile by tile, with a running maximum of the
-scores, so that it never needs all scores at once. It also stores
+**Forward.** The sum over memories is computed tile by tile, with a running maximum of
+the scores, so that all scores are never needed at once. The kernel also stores
 
 $$\mathrm{LSE}_t = \log \sum_{j \lt t} e^{a_{tj}} \tag{k1}$$
 
-**Backward.** From this, each attention weight can be computed on its own:
+**Backward.** From this, each attention weight can be computed separately:
 
 $$p_{tj} = e^{a_{tj} - \mathrm{LSE}_t}, \qquad
   da_{tj} = p_{tj}\,(dz_t \cdot v_j - D_t), \qquad

@@ -6,9 +6,9 @@ the shared memory of a multiprocessor are as fast as its cores, and have room fo
 state $W$ and the rows of one chunk. So the plan is: *load a chunk once, compute all its
 products there, and store only the outputs and one state per chunk.*
 
-What depends on earlier chunks is in one kernel that walks through time, with $W$ in
-registers (`forward`, and `backward_state` from the end). Everything else is computed
-for all chunks side by side (`read`, `backward_inputs`).
+One kernel loops over time, with $W$ in registers, and computes all terms that depend on
+earlier chunks (`forward`, and `backward_state` from the end). Everything else is
+computed for all chunks side by side (`read`, `backward_inputs`).
 
 The equations are those of the chunked version, with an error $E$ instead of the
 values, so that one set of kernels serves two recurrences. For the sum rule and the
@@ -165,9 +165,9 @@ def read(
 ):  # fmt: skip
     """Compute the outputs (c1) of one chunk, for some columns of y.
 
-    When few heads leave most of the GPU idle, `forward` only walks through the states,
-    and this kernel computes the outputs of all chunks side by side. It loads the states
-    and E once more: 2 b (V + K V / C) bytes per step.
+    When few heads leave most of the GPU idle, `forward` only computes the states, and
+    this kernel computes the outputs of all chunks side by side. It loads the states and
+    E once more: 2 b (V + K V / C) bytes per step.
     """
     TYPE: tl.constexpr = E.dtype.element_ty
     index, origin, remaining = this_chunk(time, heads, programs, C)

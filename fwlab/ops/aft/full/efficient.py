@@ -87,7 +87,7 @@ def _means(
     if unsafe is None and total.amin() >= MIN_SUM:
         inverse = total.reciprocal_()
         return inverse, mean.mul_(inverse), None, pairs
-    single = ~(total >= MIN_SUM)  # This is True for NaN.
+    single = ~(total >= MIN_SUM)  # NaN also fails this test.
     if unsafe is not None:
         single |= unsafe
     inverse = total.reciprocal_().masked_fill_(single, 0)
@@ -302,7 +302,7 @@ def _terms(
     if not check:
         return pairs, E, factors, None
     low, high = factors.aminmax()
-    if not torch.maximum(-low, high) <= MAX_FACTOR:  # This is True for NaN.
+    if not torch.maximum(-low, high) <= MAX_FACTOR:  # NaN also fails this test.
         bad = ~(torch.maximum(factors[0], factors[1].abs()) <= MAX_FACTOR)
         factors.masked_fill_(bad, 0)
         own = E.shape[2] if reach >= 0 else 1  # All rows see all older keys.

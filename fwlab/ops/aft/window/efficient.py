@@ -26,7 +26,7 @@ def causal(
     q: Tensor, k: Tensor, v: Tensor, band: Tensor, log_sum: Tensor, mean: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute causal AFT-local or AFT-conv, with the arguments of the naive version."""
-    time, width = q.shape[1], band.shape[-1]  # In a traced call, these are symbolic.
+    time, width = q.shape[1], band.shape[-1]  # In a traced call, sizes are symbolic.
     usual = is_traced(q) or (width <= TILE and time > 2 * TILE)
     r = TILE if usual else min(time, 2 * TILE)
     n = -(-time // r)
