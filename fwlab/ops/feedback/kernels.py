@@ -133,8 +133,8 @@ def attend_backward(
     It stores the two parts of dq separately, like the efficient version, and dz and D
     for `pull`.
 
-    The kernel loads 4 n (3 K + F) bytes, and stores 4 (3 K + F + 1). Operations: n (9 K
-    + 2 F). Lower bound: the bytes, 0.1 n (3 K + F) ns.
+    The kernel loads 4 n (3 K + F) bytes, and stores 4 (3 K + F + 1). Operations:
+    n (9 K + 2 F). Lower bound: the bytes, 0.1 n (3 K + F) ns.
     """
     row = tl.program_id(0).to(tl.int64)
     rows = tl.num_programs(0)
