@@ -108,7 +108,7 @@ def _or_inf(total: Tensor, least: float) -> Tensor:
 
 
 def unit_range(x: Tensor) -> Tensor:
-    """Divide each vector by a power of two, so that its maximum is in [1, 2).
+    """Scale each vector by a power of two to a maximum magnitude in [1, 2).
 
     Use it before an operation that ignores the length of a vector. Sums then do not
     overflow (float16 ends at 65504), and squares do not underflow (1e-30 squared is 0

@@ -126,9 +126,9 @@ def check_input(
     """Raise unless `x` has the dimensions, dtype and device that a layer expects.
 
     - `dims`: the names of the dimensions; the last one has the size `layer.d_model`.
-    - `first`: a linear layer, whose device and dtype `x` must have. The dtype is not
-      checked under autocast, and a layer without such weights, for example a quantised
-      layer, is not checked at all.
+    - `first`: a linear layer, whose device and dtype `x` must have. Under autocast, the
+      dtype may differ. For a layer without such weights, for example a quantised layer,
+      neither is checked.
     """
     text = f"{type(layer).__name__}: expected {argument}"
     if not isinstance(x, Tensor):

@@ -263,7 +263,7 @@ class FeedbackTransformer(Causal):
 def called_module(blocks: Iterable[nn.Module]) -> str | None:
     """Return the name of a module that must be called, or None if weights are enough.
 
-    Adapters, quantised layers, hooks, and norms with another `eps` must be called.
+    Modules with adapters, quantised weights, hooks or another `eps` must be called.
     """
     for block in blocks:
         if has_hooks(block):

@@ -46,7 +46,7 @@ def fwp(
     activation: Callable | None,
     real: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return outputs and final state; `activation=None` means the identity.
+    """Compute the fast weight programmer, with `activation=None` for the identity.
 
     - `real`: `bool [batch, time]`, False = the step is masked; None = all are real.
     """

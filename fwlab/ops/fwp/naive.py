@@ -38,7 +38,7 @@ def apply(W: Tensor, x: Tensor) -> Tensor:
 def fwp(
     a: Tensor, b: Tensor, x: Tensor, W: Tensor, activation: Callable
 ) -> tuple[Tensor, Tensor]:
-    """Write to the fast weights, then apply them, one step at a time.
+    """Compute the fast weight programmer: at each step, write, then read.
 
     - `a`: `[batch, time, heads, value]`, `b`, `x`: the same with `key`; the layer makes
       `a` and `b` from its input (Eq. 1).
