@@ -26,7 +26,7 @@ from fwlab.ops.linear.sum import read, steps
 
 
 def correct(W: Tensor, k: Tensor, v: Tensor, v_bar: Tensor, beta: Tensor) -> Tensor:
-    r"""Write a new value and remove the old value of a key, with strength $\beta$:
+    r"""Replace the old value of a key by a new value:
 
     $$W_i = W_{i-1} + \beta_i\,
       (v_i - \bar v_i) \otimes \phi(k_i) \tag{24}$$
