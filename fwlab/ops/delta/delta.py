@@ -31,11 +31,10 @@ def correct(W: Tensor, k: Tensor, v: Tensor, v_bar: Tensor, beta: Tensor) -> Ten
     $$W_i = W_{i-1} + \beta_i\,
       (v_i - \bar v_i) \otimes \phi(k_i) \tag{24}$$
 
-    This is Eq. 23 with Eq. 22 inserted, as derived in the paper's appendix A.1.
+    This is Eq. 23 with Eq. 22 inserted, as in the paper's appendix A.1.
 
     - `W`: `[..., value, key]`, `k`: `[..., key]`, `v` and `v_bar`: `[..., value]`.
-    - `beta`: `[...]`, the write strength, from 0 (keep what is there) to 1 (replace
-      it).
+    - `beta`: `[...]`, the write strength, from 0 (keep) to 1 (replace).
     """
     u = beta[..., None] * (v - v_bar)
     return W + torch.einsum("...v,...k->...vk", u, k)
