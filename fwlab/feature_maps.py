@@ -24,7 +24,7 @@ from fwlab import arguments
 
 
 def needs_plain_formula() -> bool:
-    """Return True if `torch.compile`, `torch.func` or forward mode transforms a call.
+    """Return True under `torch.compile`, `torch.func` or forward-mode differentiation.
 
     Transformed code must not branch on values, and a custom autograd function has no
     forward-mode derivative.
@@ -41,25 +41,25 @@ def needs_plain_formula() -> bool:
     )
 
 
-#: Denominators below this many of the smallest normal numbers count as 0.
+#: Denominators up to this multiple of the smallest normal number count as 0.
 _LEAST = 4096
 
 
 def divide(x: Tensor, total: Tensor) -> Tensor:
-    """Divide by `total`; return 0 with gradient 0 wherever it is 0.
+    """Divide `x` by `total`; return 0 with gradient 0 where `total` is 0.
 
-    This is how fwlab treats every empty denominator: it adds no epsilon, so results do
-    not depend on the scale of the features. A total so small that the sums of its
-    gradients may overflow (in float32 below 5e-35) counts as 0.
+    fwlab treats all zero denominators like this. It adds no epsilon, so results do not
+    depend on the scale of the features. A total so small that the sums of its gradients
+    may overflow (in float32 below 5e-35) counts as 0.
 
         >>> divide(torch.tensor([1.0, 0.0]), torch.tensor([4.0, 0.0]))
         tensor([0.2500, 0.0000])
 
     - `x`: any shape, finite.
-    - `total`: a shape that broadcasts with that of `x`.
-    - Returns the shape the two broadcast to.
+    - `total`: broadcastable with `x`.
+    - Returns a tensor of the broadcast shape.
     """
-    # `x / inf` is 0, and so are its gradients. One pass over `x` is enough.
+    # `x / inf` is 0 with gradients of 0, so one pass over `x` is enough.
     total = denominator(total)
     recorded = torch.is_grad_enabled() and (x.requires_grad or total.requires_grad)
     if recorded and not needs_plain_formula():
@@ -68,10 +68,10 @@ def divide(x: Tensor, total: Tensor) -> Tensor:
 
 
 class _Quotient(torch.autograd.Function):
-    r"""Compute $y = x / t$. Autograd's gradient of $t$ is $-dy\, (y / t)$, summed up.
+    r"""Compute $y = x / t$, with a gradient of $t$ that does not overflow.
 
-    Here it is $-(dy \cdot y) / t$: both $y$ and $1 / t$ may be large, so their product
-    may overflow.
+    Autograd computes $-dy\, (y / t)$, which overflows where $y$ and $1 / t$ are large.
+    This class computes $-(dy \cdot y) / t$.
     """
 
     @staticmethod
@@ -89,7 +89,7 @@ class _Quotient(torch.autograd.Function):
 
 
 def denominator(total: Tensor) -> Tensor:
-    """Return the denominator of `divide`: infinity in place of a total of 0.
+    """Replace zeros in `total` by infinity, for the denominator of `divide`.
 
         >>> denominator(torch.tensor([2.0, 0.0]))
         tensor([2., inf])
@@ -101,19 +101,19 @@ def denominator(total: Tensor) -> Tensor:
     return _or_inf(total, _LEAST * torch.finfo(wide).tiny)
 
 
-# In place of an empty denominator, infinity: see `divide`.
+# A quotient with infinity as its denominator is 0, as `divide` needs it.
 def _or_inf(total: Tensor, least: float) -> Tensor:
     none = total.detach().abs() <= least if least else total == 0
     return total.masked_fill(none, torch.inf)
 
 
 def unit_range(x: Tensor) -> Tensor:
-    """Scale each vector by a power of two: largest entry in [1, 2).
+    """Scale each vector by a power of two to a maximum magnitude in [1, 2).
 
     Use it before an operation that ignores the length of a vector. Sums then do not
     overflow (float16 ends at 65504), and squares do not underflow (1e-30 squared is 0
-    in float32). A power of two changes no digit, and it is constant almost everywhere,
-    so it has no gradient.
+    in float32). Division by a power of two is exact. The power is constant almost
+    everywhere, so it has no gradient.
 
         >>> unit_range(torch.tensor([3.0, 8.0]))
         tensor([0.3750, 1.0000])
@@ -127,11 +127,11 @@ def unit_range(x: Tensor) -> Tensor:
 
 
 def finite_gradient(x: Tensor) -> Tensor:
-    """Return `x`, whose gradient is at most the largest number of its dtype.
+    """Return `x` unchanged, but clamp its gradient to the finite range of its dtype.
 
-    The gradient of a tiny feature is about 1 over the feature, which may
-    overflow. The slope of a feature map is about as tiny: infinity times it would be
-    infinite or NaN, although the exact product is an ordinary number.
+    The gradient of a tiny feature is about 1 over the feature, which may overflow. The
+    derivative of the feature map is about as tiny. Their exact product is an ordinary
+    number, but infinity times the derivative is infinite or NaN.
 
         >>> x = torch.tensor([1e-40], requires_grad=True)
         >>> y = finite_gradient(x) / 1e-40
@@ -146,7 +146,7 @@ def finite_gradient(x: Tensor) -> Tensor:
 
 
 class _FiniteGradient(torch.autograd.Function):
-    """The identity; the backward pass replaces infinities."""
+    """Compute the identity, and clamp infinite gradients in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -157,19 +157,19 @@ class _FiniteGradient(torch.autograd.Function):
         return _saturated(dx)
 
 
-# Infinities become the largest numbers, which bfloat16 has, too.
+# This bound stays finite when it is rounded to bfloat16.
 def _saturated(x: Tensor) -> Tensor:
     most = 0.99 * torch.finfo(x.dtype).max
     return x.clamp(-most, most)
 
 
 def _extreme(total: Tensor) -> bool:
-    """Return True if a gradient divided by one of these numbers may be infinite.
+    """Return True if a gradient that is divided by `total` may overflow.
 
-    In float16, with its small range, it always may. Other dtypes are checked on a CPU
-    only, since the check would wait for a GPU.
+    float16 always returns True, because its range is small. Other dtypes are checked
+    only on a CPU, since the check would synchronise with a GPU, and never in a graph.
     """
-    if needs_plain_formula() or type(total) is not Tensor:  # also in a graph
+    if needs_plain_formula() or type(total) is not Tensor:
         return False
     if total.dtype == torch.float16:
         return True
@@ -207,7 +207,7 @@ def sum_normalize(x: Tensor) -> Tensor:
 def l2_normalize(x: Tensor) -> Tensor:
     r"""Divide features by their Euclidean norm.
 
-    The normalisation of Gated DeltaNet (Yang et al. 2024, arXiv:2412.06464) in place of
+    Gated DeltaNet (Yang et al. 2024, arXiv:2412.06464) divides by this norm instead of
     the sum of Eq. 29.
 
         >>> l2_normalize(torch.tensor([3.0, 4.0]))
@@ -220,7 +220,7 @@ def l2_normalize(x: Tensor) -> Tensor:
 
 
 def _normalized(x: Tensor, order: int) -> Tensor:
-    """Divide `x` by its sums (order 1) or norms (2), without overflow or underflow."""
+    """Divide each vector by its sum (order 1) or L2 norm (2), without overflow."""
     if needs_plain_formula():
         x = unit_range(x)
         return divide(x, _total(x, order))
@@ -230,18 +230,18 @@ def _normalized(x: Tensor, order: int) -> Tensor:
 
 
 def _total(x: Tensor, order: int) -> Tensor:
-    """Return the sum (order 1) or the norm (2) of each vector, `[..., 1]`."""
+    """Return the sum (order 1) or the L2 norm (2) of each vector, `[..., 1]`."""
     if order == 1:
         return x.sum(-1, keepdim=True)
     return torch.linalg.vector_norm(x, dim=-1, keepdim=True)
 
 
 class _Normalized(torch.autograd.Function):
-    r"""Compute $y = x / n$ with $n = \sum_j x_j$ or $n = |x|$; with $n = 0$, $y = 0$.
+    r"""Divide each vector by its sum or its L2 norm $n$; return 0 where $n = 0$.
 
-    One pass over the features where autograd takes four: $dx = (dy - y \cdot dy) / n$
-    for the sum, $dx = (dy - y\,(y \cdot dy)) / n$ for the norm. $n$ is an output, too,
-    so there are second derivatives.
+    The backward pass reads the features once, where autograd reads them four times:
+    $dx = (dy - y \cdot dy) / n$ for the sum, $dx = (dy - y\,(y \cdot dy)) / n$ for the
+    norm. $n$ is also an output, so that second derivatives exist.
     """
 
     @staticmethod
@@ -252,7 +252,7 @@ class _Normalized(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         return y, total
 
-    # A missing gradient is 0. The gradient of $|x|$ is $y$.
+    # A gradient of None is 0. The gradient of the norm $|x|$ is $y$.
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, dn: Tensor | None) -> Any:
         (y, total), by_sum = ctx.saved_tensors, ctx.order == 1
@@ -269,32 +269,32 @@ class _Normalized(torch.autograd.Function):
 
 
 def _divided(x: Tensor, order: int) -> tuple[Tensor, Tensor]:
-    """Return each vector over its total, and the total.
+    """Divide each vector by its sum or norm; return the quotients and the totals.
 
-    A power of two changes no digit, so only vectors whose total is out of bounds need
-    `unit_range`. A GPU would have to wait for this check; there all vectors get it.
+    Division by a power of two is exact, so only vectors whose total is out of bounds
+    need `unit_range`. On a GPU, all vectors are scaled: a check would synchronise.
     """
     if x.device.type != "cpu":
         return _by_power(x, order)
     limits = torch.finfo(x.dtype)
-    if order == 1:  # a sum only has to be finite: it does not lose small terms
+    if order == 1:  # A sum must only be finite; it does not lose small terms.
         total, least, most = x.sum(-1, keepdim=True), 0, limits.max
-    else:  # squares must neither overflow nor vanish
+    else:  # Squares must neither overflow nor underflow.
         total = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         least, most = limits.tiny**0.4, limits.max**0.4
     if total.numel():
         lowest, highest = total.aminmax()
         if least < lowest.item() and highest.item() <= most:
-            return x / total, total  # the usual case
+            return x / total, total
     y, size = x / _or_inf(total, 0.0), total.abs()
-    extreme = ~((size >= least) & (size <= most))[..., 0]  # or NaN
+    extreme = ~((size >= least) & (size <= most))[..., 0]  # NaN also counts as extreme.
     if extreme.any():
         y[extreme], total[extreme] = _by_power(x[extreme], order)
     return y, total
 
 
 def _by_power(x: Tensor, order: int) -> tuple[Tensor, Tensor]:
-    """Divide vectors by their totals, computed in `unit_range`; return both."""
+    """Divide vectors by their sum or norm, after scaling them by powers of two."""
     power = _power(x)
     x = x / power
     total = _total(x, order)
@@ -302,13 +302,13 @@ def _by_power(x: Tensor, order: int) -> tuple[Tensor, Tensor]:
 
 
 class FeatureMap(nn.Module):
-    """The base class of all feature maps: a map knows its width."""
+    """Map keys and queries to features. The base class of all feature maps."""
 
-    #: Whether `scaled` returns a scale.
+    #: True if `scaled` returns a scale.
     scales = False
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute features, in float32 or higher precision if directions are random.
+        """Compute the features of keys or queries; random features in float32 at least.
 
         - `x`: `[..., d]`.
         - Returns `[..., width(d)]`, in the dtype of `x`.
@@ -316,7 +316,7 @@ class FeatureMap(nn.Module):
         raise NotImplementedError
 
     def width(self, d: int) -> int:
-        """Return the number of features of a key.
+        """Return the number of features of a key of width `d`.
 
         - `d`: width of the key, at least 1.
         - Returns the width of the output of `forward`.
@@ -325,20 +325,20 @@ class FeatureMap(nn.Module):
         return self(like.new_empty(0, d)).shape[-1]
 
     def scaled(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        r"""Return features that stay in range, and the logarithm of their scale.
+        r"""Return features that do not overflow, and the logarithm of their scale.
 
         $\phi(x)$ = features $\cdot\, e^{\text{scale}}$. If the scale cancels later, the
         features alone are enough. Autograd treats the scale as a constant.
 
         - `x`: `[..., d]`.
-        - Returns `[..., width]` and `[...]`, or None instead of the latter if $\phi$
-          needs no scale to stay in range.
+        - Returns the features `[..., width]` and the scale `[...]`, or None in place of
+          the scale if $\phi$ needs none.
         """
         return self(x), None
 
 
 class Identity(FeatureMap):
-    r"""$\phi(x) = x$: the fast weights of 1991, and of Gated DeltaNet.
+    r"""Return keys and queries unchanged, $\phi(x) = x$, as Gated DeltaNet does.
 
     >>> Identity()(torch.tensor([-1.0, 2.0]))
     tensor([-1.,  2.])
@@ -349,7 +349,7 @@ class Identity(FeatureMap):
 
 
 class ReLU(FeatureMap):
-    r"""$\phi(x) = \max(x, 0)$.
+    r"""Apply a ReLU, $\phi(x) = \max(x, 0)$.
 
     >>> ReLU()(torch.tensor([-1.0, 2.0]))
     tensor([0., 2.])
@@ -360,10 +360,10 @@ class ReLU(FeatureMap):
 
 
 class ELU1(FeatureMap):
-    r"""$\phi(x) = \mathrm{ELU}(x) + 1$, always positive.
+    r"""Apply $\phi(x) = \mathrm{ELU}(x) + 1$, which is always positive.
 
-    Katharopoulos et al. 2020; Eq. 30 of Schlag et al. 2021, who call it "linear". It
-    equals $x + 1$ for $x > 0$ and $e^x$ otherwise.
+    The map is $x + 1$ for $x > 0$ and $e^x$ otherwise (Katharopoulos et al. 2020; Eq.
+    30 of Schlag et al. 2021, who call it "linear").
 
         >>> ELU1()(torch.tensor([0.0, 2.0]))
         tensor([1., 3.])
@@ -374,15 +374,15 @@ class ELU1(FeatureMap):
         return _ELU1.apply(x) if recorded and not needs_plain_formula() else _elu1(x)
 
 
-# Eq. 30.
+# This function computes Eq. 30.
 def _elu1(x: Tensor) -> Tensor:
-    # Not elu(x) + 1: for x << 0, rounding would lose exp(x), and
-    # a feature of exactly 0 would have no gradient.
+    # `F.elu(x) + 1` would round exp(x) away for x << 0, and a feature of exactly 0
+    # would have no gradient.
     return x.clamp(max=0).exp() + F.relu(x)
 
 
 class _ELU1(torch.autograd.Function):
-    r"""Compute ELU + 1 in fewer passes; keep only $\phi$, as $\phi' = \min(\phi, 1)$."""
+    r"""Compute ELU + 1 and save only $\phi$, because $\phi' = \min(\phi, 1)$."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -397,7 +397,7 @@ class _ELU1(torch.autograd.Function):
 
 
 class DPFP(FeatureMap):
-    r"""Deterministic parameter-free projection (Eq. 37).
+    r"""Apply the deterministic parameter-free projection (Eq. 37).
 
     With $r = \mathrm{ReLU}([k; -k])$ of length $2d$, each shift $j = 1 \dots \nu$
     contributes the $2d$ products $r_i \, r_{i+j}$, where the index wraps around. At
@@ -412,8 +412,8 @@ class DPFP(FeatureMap):
     **Which `nu` are useful.** $1 \dots d-1$. The paper allows $\nu \le 2d-1$, but shift
     $d$ multiplies $r(k_i)$ with $r(-k_i)$, which is always zero, and shift $2d - j$
     repeats the products of shift $j$. The rank of the features therefore stops growing
-    at $2d(d-1)$; a larger `nu` is accepted, but adds width for nothing. A key of width
-    1 has no useful shift: all its features are zero.
+    at $2d(d-1)$; a larger `nu` is accepted, but adds only redundant features. A key of
+    width 1 has no useful shift: all its features are zero.
 
     Features are products. In low precision they underflow before any normalisation: in
     float16, for keys below about 0.01. (A layer that normalises makes them in float32.)
@@ -440,7 +440,7 @@ class DPFP(FeatureMap):
 
 
 def _dpfp(x: Tensor, nu: int) -> Tensor:
-    """Compute Eq. 37: a shift of $r$ is a slice of $r$ and its first entries."""
+    """Compute DPFP (Eq. 37) with operations that autograd differentiates."""
     n = 2 * x.shape[-1]
     first = [x[..., :nu]] if 2 * nu <= n else [x, -x]
     r = torch.cat([x, -x, *first], -1).relu_()
@@ -449,10 +449,9 @@ def _dpfp(x: Tensor, nu: int) -> Tensor:
 
 
 class _DPFP(torch.autograd.Function):
-    """Compute `_dpfp` in half the passes over the features; keep only `x`."""
+    """Compute `_dpfp` with half as many passes over the features; save only `x`."""
 
-    # Each shift is written into its place in the result: there is
-    # nothing to concatenate.
+    # Each shift is written directly into the result, so nothing is concatenated.
     @staticmethod
     def forward(ctx: Any, x: Tensor, nu: int) -> Tensor:
         ctx.save_for_backward(x)
@@ -463,13 +462,12 @@ class _DPFP(torch.autograd.Function):
             torch.mul(r[..., :n], r[..., j % n :][..., :n], out=part)
         return phi
 
-    # Each product has two factors, and each factor gets the gradient of
-    # the product times the other one. $r$ is computed again, so that
-    # only `x` has to be kept.
+    # The gradient of each factor of a product is the gradient of the product times
+    # the other factor. $r$ is recomputed, so that only `x` has to be saved.
     @staticmethod
     def backward(ctx: Any, d_phi: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
-        if torch.is_grad_enabled():  # for a second derivative
+        if torch.is_grad_enabled():  # A second derivative is requested.
             phi = _dpfp(x, ctx.nu)
             return torch.autograd.grad(phi, x, d_phi, create_graph=True)[0], None
         r, n = _rectified(x, ctx.nu), 2 * x.shape[-1]
@@ -478,17 +476,17 @@ class _DPFP(torch.autograd.Function):
             first, second = slice(n), slice(j % n, j % n + n)
             dr[..., first].addcmul_(part, r[..., second])
             dr[..., second].addcmul_(part, r[..., first])
-        # The first entries were used twice.
+        # The first entries of $r$ are repeated, so their two gradients are added.
         more = dr.shape[-1] - n
         dr[..., :more] += dr[..., n:]
-        # ReLU lets the gradient pass where r is above 0.
+        # The gradient passes through the ReLU where $r$ is above 0.
         dr = torch.ops.aten.threshold_backward(dr[..., :n], r[..., :n], 0)
         positive, negative = dr.chunk(2, -1)
         return positive - negative, None
 
 
 def _rectified(x: Tensor, nu: int) -> Tensor:
-    """Compute $r$ of Eq. 37 `[..., 2 * d]` and repeat its first `nu` entries.
+    """Compute $r$ of Eq. 37, `[..., 2 * d]`, and repeat its first `nu` entries.
 
     Every shift is then a slice of the result.
     """
@@ -502,7 +500,7 @@ def _rectified(x: Tensor, nu: int) -> Tensor:
 
 
 class RandomFeatures(FeatureMap):
-    r"""The base class of maps with random directions.
+    r"""Draw random directions for features. The base class of random feature maps.
 
     - `d`: width of the keys, at least 1.
     - `directions`: number of random directions $\omega$, at least 1.
@@ -526,10 +524,10 @@ class RandomFeatures(FeatureMap):
         self.redraw(seed)
 
     def redraw(self, seed: int | None = None) -> None:
-        """Draw new directions, in place.
+        """Draw new random directions in place.
 
         Values that were written with the old directions cannot be read with the new
-        ones: start again from an empty state.
+        directions: start again from an empty state.
 
         - `seed`: the same seed gives the same directions; None = PyTorch's own
           generator.
@@ -562,7 +560,7 @@ class RandomFeatures(FeatureMap):
 def gaussian_directions(
     count: int, d: int, orthogonal: bool, generator: torch.Generator | None = None
 ) -> Tensor:
-    r"""Draw rows, each distributed as $\mathcal N(0, I_d)$.
+    r"""Draw random directions, rows with the distribution $\mathcal N(0, I_d)$.
 
     Orthogonal rows come in blocks of `d` (Choromanski et al. 2021, section 3.2). This
     lowers the variance of the estimate and keeps it unbiased: each block is a uniformly
@@ -593,7 +591,7 @@ def gaussian_directions(
 
 
 class FAVOR(RandomFeatures):
-    r"""FAVOR+: positive random features of the softmax kernel (Eqs. 31-32).
+    r"""Compute FAVOR+, positive random features of the softmax kernel (Eqs. 31-32).
 
     $\phi(x) = \frac{h(x)}{\sqrt{2m}} [e^{\Omega x}; e^{-\Omega x}]$ with $h(x) =
     e^{-|x|^2/2}$, so that $\phi(q) \cdot \phi(k)$ is $e^{q \cdot k}$ on average over
@@ -634,13 +632,13 @@ class FAVOR(RandomFeatures):
         return self._features(x, self.stabilize)
 
     def _features(self, x: Tensor, scaled: bool) -> tuple[Tensor, Tensor | None]:
-        """Return features as they are; or, `scaled`, features and their scale."""
+        """Return features, and the logarithm of their scale (None without `scaled`)."""
         with torch.autocast(x.device.type, enabled=False):
             wide = _at_least_float32(x)
             if self.stabilize:
                 wide = wide * self.d**-0.25
             omega = self.omega.to(wide.dtype)
-            # The gradient of the directions has no formula by hand.
+            # `_FAVOR` does not compute gradients of the directions.
             plain = needs_plain_formula() or (
                 omega.requires_grad and torch.is_grad_enabled()
             )
@@ -650,35 +648,35 @@ class FAVOR(RandomFeatures):
 
 
 def _favor(x: Tensor, omega: Tensor, scaled: bool) -> tuple[Tensor, Tensor | None]:
-    r"""Compute Eq. 31 with the factor $1/\sqrt{2m}$ as a logarithm.
+    r"""Compute FAVOR+ (Eq. 31) with operations that autograd differentiates.
 
-    The exponents are $\pm\omega x - |x|^2/2$ plus that logarithm.
+    The exponents are $\pm\omega x - |x|^2/2$ plus the logarithm of $1/\sqrt{2m}$.
 
     With `scaled`, the scale is the largest exponent of a key, so that its largest
-    feature is 1. This uses one key alone: nothing of it depends on another step.
+    feature is 1. The scale of a key does not depend on any other step.
     """
     along = x @ omega.mT
     rest = (x * x).sum(-1, keepdim=True) / 2 + math.log(2 * len(omega)) / 2
     exponents = torch.cat([along, -along], -1) - rest
     if not scaled:
         return exponents.exp(), None
-    # Constant to autograd: it cancels later, so no gradient is lost.
+    # The maximum is detached: it cancels later, so no gradient is lost.
     top = exponents.detach().amax(-1, keepdim=True)
     return (exponents - top).exp(), top[..., 0]
 
 
 class _FAVOR(torch.autograd.Function):
-    r"""Compute `_favor` in fewer passes over the features.
+    r"""Compute `_favor` with fewer passes over the features.
 
-    A feature below the smallest normal number (2e-308 in float64, 1e-38 in float32)
-    becomes 0. It would be subnormal: a processor computes such numbers, and with them,
-    many times more slowly, and their digits are not those of its precision. `divide`
-    takes a total of this size for 0, too; next to any larger total, such a feature is
-    lost in the rounding error, and so is its gradient, which is proportional to it.
+    Features below the smallest normal number (2e-308 in float64, 1e-38 in float32) are
+    set to 0. Arithmetic with subnormal numbers is many times slower on a processor, and
+    less precise. `divide` treats a total of this size as 0, too. In a larger total,
+    such a feature is lost in the rounding error, and so is its gradient, which is
+    proportional to the feature.
     """
 
-    # Exponents are written into their place in the result. The scale is
-    # $\max |\omega x|$ less the rest, so the rest cancels.
+    # Exponents are written directly into the result. The scale is $\max |\omega x|$
+    # minus `rest`, so `rest` cancels in the exponents.
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, omega: Tensor, scaled: bool
@@ -690,7 +688,7 @@ class _FAVOR(torch.autograd.Function):
         positive, negative = phi.chunk(2, -1)
         torch.sub(along, top, out=positive)
         torch.sub(-top, along, out=negative)
-        # Not -inf: its exponential takes three times as long.
+        # Exponents are clamped, as the exponential of -inf takes three times as long.
         least = torch.finfo(x.dtype).tiny
         torch.threshold_(phi.clamp_(math.log(least) + 0.5).exp_(), 2 * least, 0.0)
         ctx.save_for_backward(x, omega, phi)
@@ -701,15 +699,15 @@ class _FAVOR(torch.autograd.Function):
         ctx.mark_non_differentiable(scale)
         return phi, scale
 
-    # With the gradients $g_\pm = d\phi_\pm\, \phi_\pm$ of the exponents,
+    # The gradients of the exponents are $g_\pm = d\phi_\pm\, \phi_\pm$. Therefore
     # $dx = \Omega^\top (g_+ - g_-) - x \sum (g_+ + g_-)$.
     @staticmethod
     def backward(ctx: Any, d_phi: Tensor, _: Any) -> tuple[Tensor, None, None]:
         x, omega, phi = ctx.saved_tensors
-        if torch.is_grad_enabled():  # for a second derivative
+        if torch.is_grad_enabled():  # A second derivative is requested.
             phi = _favor(x, omega, ctx.scaled)[0]
             return torch.autograd.grad(phi, x, d_phi, create_graph=True)[0], None, None
-        # In the order of `phi`, however the gradient came.
+        # The product has the memory layout of `phi`, whatever that of the gradient.
         g = phi * d_phi
         total = g.sum(-1, keepdim=True)
         positive, negative = g.chunk(2, -1)
@@ -718,7 +716,7 @@ class _FAVOR(torch.autograd.Function):
 
 
 class RandomFourier(RandomFeatures):
-    r"""Random Fourier features of Random Feature Attention.
+    r"""Compute the random Fourier features of Random Feature Attention.
 
     $\phi(x) = \frac{1}{\sqrt m} [\sin \Omega \hat x; \cos \Omega \hat x]$ with $\hat x
     = x / |x|$ and rows $\omega_i = \sigma \odot \tilde\omega_i$, $\tilde\omega_i \sim
@@ -773,4 +771,4 @@ KEY_NORMS: dict[str | None, Callable[[Tensor], Tensor]] = {
     "l2": l2_normalize,
     None: nn.Identity(),
 }
-"""The values of `key_norm` in layers."""
+"""The normalisations of features, by the values of `key_norm` in layers."""

@@ -1,4 +1,4 @@
-r"""Mix by the Attention Free Transformer (Zhai et al. 2021).
+r"""Define the layers of the Attention Free Transformer (Zhai et al. 2021).
 
 $Q, K, V = X W^Q, X W^K, X W^V$, then one of the operations of `fwlab.ops`, then an output
 projection. No projection has a bias. The layers differ in the position bias $w$.
@@ -17,16 +17,16 @@ from fwlab.ops import _operation as operation
 
 
 class PositionedState(NamedTuple):
-    """Hold the number of tokens so far, and the state of the operation."""
+    """Hold the number of past tokens, and the state of `ops.aft_local`."""
 
     position: int
     memory: ops.WindowState
 
 
 class AFT(Causal):
-    """Project to queries, keys and values, and let a form combine them in `_attend`."""
+    """Project inputs to queries, keys and values, and combine them in `_attend`."""
 
-    #: Tokens in a state of constant size.
+    #: The number of tokens in a state of constant size.
     window = 1
 
     def __init__(self, d_model: int, causal: bool = True):
@@ -41,7 +41,7 @@ class AFT(Causal):
         return 2 * self.window * self.d_model
 
     def _mix(self, x: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
-        """Project, combine the values by keys and biases, and project the result."""
+        """Project the input, call the AFT operation, and project its output."""
         if options["return_state"] and not self.causal:
             raise ValueError(
                 f"{type(self).__name__}: prefill and step need causal=True; for a "
@@ -53,19 +53,19 @@ class AFT(Causal):
         return self.to_out(y.flatten(-2) if y.dim() > x.dim() else y), state
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-        """Call the operation of this layer."""
+        """Call the AFT operation of this layer."""
         raise NotImplementedError
 
 
 class AFTSimple(AFT):
-    """AFT without position bias (Eq. 5): a running mean per channel.
+    """Compute AFT without position biases (Eq. 5): a running mean per channel.
 
     - `d_model`: width of the input.
     - `causal`: see past and present; False = all tokens, `forward` only.
     - Raises `ValueError` or `TypeError` for an invalid size.
 
-    Its state is a `RunningMean`, two scalars per channel. The order of tokens has no
-    effect but causality.
+    Its state is a `RunningMean`, two scalars per channel. The order of past tokens has
+    no effect.
 
         >>> AFTSimple(d_model=8)(torch.randn(1, 5, 8)).shape
         torch.Size([1, 5, 8])
@@ -74,12 +74,12 @@ class AFTSimple(AFT):
     packs = skips = True
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-        """Take the running mean of Eq. 5."""
+        """Call `ops.aft_simple`, the running mean of Eq. 5."""
         return ops.aft_simple(q, k, v, **options)
 
 
 class PositionedAFT(AFT):
-    """Take biases from tables of `max_len` positions."""
+    """Extend `AFT` by tables of position biases for `max_len` positions."""
 
     # $u$ and $v$ of Eq. 7 start small but not at 0: if both were 0, neither would get a
     # gradient.
@@ -93,11 +93,11 @@ class PositionedAFT(AFT):
             self.bias_v = nn.Parameter(0.1 * torch.randn(max_len, factor))
 
     def position_tables(self) -> list[nn.Parameter]:
-        """Find the parameters that grow with `max_len`. Returns one or two tables."""
+        """List the tables of `max_len` rows. Returns one or two parameters."""
         return list(self.parameters(recurse=False))
 
     def _check_end(self, end: int) -> None:
-        """Raise `ValueError` past the end of the table, where there is no bias."""
+        """Raise `ValueError` if the sequence is longer than the table of biases."""
         if end > self.max_len:
             raise ValueError(
                 f"{type(self).__name__}: expected at most max_len={self.max_len} "
@@ -106,7 +106,7 @@ class PositionedAFT(AFT):
 
 
 class AFTFull(PositionedAFT):
-    r"""AFT with a bias for every pair of positions (Eq. 2).
+    r"""Compute AFT with a bias for every pair of positions (Eq. 2).
 
     - `d_model`: width of the input.
     - `max_len`: maximum sequence length; beyond it, `ValueError`.
@@ -133,7 +133,7 @@ class AFTFull(PositionedAFT):
         return 2 * time * self.d_model
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-        """Attend with biases: rows for these queries, columns for all keys so far."""
+        """Call `ops.aft_full` with the biases of the new queries for all keys."""
         state, past = options["state"], 0
         if state is not None:
             operation.check_state("AFTFull", state, ops.KeysAndValues)
@@ -148,7 +148,7 @@ class AFTFull(PositionedAFT):
 
 
 class AFTLocal(PositionedAFT):
-    r"""AFT with biases within a window (Eq. 4).
+    r"""Compute AFT with biases within a window (Eq. 4).
 
     - `window`: $s$; a token has biases for itself and the $s - 1$ tokens before it (not
       causal: and after it). All other tokens contribute with bias 0.
@@ -178,7 +178,7 @@ class AFTLocal(PositionedAFT):
             self.band = nn.Parameter(torch.zeros(max_len, columns))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-        """Attend with the rows of the band for these queries (Eq. 4)."""
+        """Call `ops.aft_local` with the rows of the band for new queries (Eq. 4)."""
         state, past = options["state"], 0
         if state is not None:
             operation.check_state("AFTLocal", state, PositionedState)
@@ -195,12 +195,12 @@ class AFTLocal(PositionedAFT):
         return (y, PositionedState(end, memory)) if options["return_state"] else y
 
     def _factorised(self, past: int, end: int) -> Tensor:
-        r"""Make rows `past` to `end` of the band of $u_t \cdot v_{t'}$."""
+        r"""Compute rows `past` to `end` of the factorised band, $u_t \cdot v_{t'}$."""
         reach = self.window - 1
         ahead = 0 if self.causal else reach
-        # One row too many: `unfold` cannot return zero rows.
+        # The table has an additional row, because `unfold` cannot return zero rows.
         table = nn.functional.pad(self.bias_v[:end], (0, 0, reach, ahead + 1))
-        # Row t: the vectors of the steps t - reach to t + ahead.
+        # Row t contains the vectors of the steps t - reach to t + ahead.
         near = table[past:].unfold(0, reach + 1 + ahead, 1)[:-1]
         band = torch.einsum("td,tdj->tj", self.bias_u[past:end], near)  # Eq. 7
         back = band[:, : self.window].flip(1)
@@ -208,7 +208,7 @@ class AFTLocal(PositionedAFT):
 
 
 class Kernel(nn.Module):
-    r"""Make the biases of AFT-conv from raw ones (Eq. 8).
+    r"""Normalise the raw biases of AFT-conv (Eq. 8).
 
     $$w \leftarrow \gamma\, \frac{w - \mathrm{mean}(w)}{\mathrm{std}(w)} + \beta$$
 
@@ -226,11 +226,11 @@ class Kernel(nn.Module):
 
     def forward(self) -> Tensor:
         """Return the biases of Eq. 8, in the shape of the raw kernel."""
-        # A vector of length 1, times $\sqrt n$, has standard deviation 1; and
-        # `l2_normalize` turns 0/0 into 0.
+        # A vector of length $\sqrt n$ and mean 0 has standard deviation 1.
+        # `l2_normalize` returns 0 for 0/0.
         flat = self.raw.flatten(1)
         centred = flat - flat.mean(1, keepdim=True)
-        # The mean is rounded: the mean of equal entries may differ from them.
+        # Because of rounding, the mean of equal entries may differ from the entries.
         constant = flat.amax(1, keepdim=True) == flat.amin(1, keepdim=True)
         centred = torch.where(constant, 0, centred)
         unit = l2_normalize(centred) * flat.shape[1] ** 0.5
@@ -238,12 +238,12 @@ class Kernel(nn.Module):
 
 
 class AFTConv(AFT):
-    """AFT with one bias per head and distance (Eq. 6, with Eq. 8).
+    """Compute AFT with one bias per head and distance (Eq. 6, with Eq. 8).
 
     - `d_model`: width of the input; a multiple of `heads`.
     - `heads`: number of heads; the channels of a head share its biases.
     - `window`, `causal`: as in `AFTLocal`.
-    - `shared_key`: one key per head and token, as in the paper, not one per channel.
+    - `shared_key`: use one key per head and token, as in the paper, not per channel.
     - Raises `ValueError` or `TypeError` for invalid sizes.
 
     Its state, a `WindowState`, has constant size. There is no maximum sequence length.
@@ -270,13 +270,13 @@ class AFTConv(AFT):
             self.to_k = nn.Linear(d_model, heads, bias=False)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-        """Call the operation with the kernel, shared by all positions (Eq. 6)."""
+        """Call `ops.aft_conv` with the kernel, which all positions share (Eq. 6)."""
         q, k, v = per_head(q, k, v, heads=self.heads)
         return ops.aft_conv(q, k, v, self.kernel(), **options)
 
 
 class AFTConv2d(AFT):
-    """AFT-conv for images (Eq. 6, with Eq. 8): every pixel sees all.
+    """Compute AFT-conv on images (Eq. 6, with Eq. 8); every pixel sees all pixels.
 
     - `size`: height and width of the centred kernel, odd.
     - `d_model`, `heads`, `shared_key`: as in `AFTConv`; pixels are tokens.
@@ -306,7 +306,7 @@ class AFTConv2d(AFT):
             self.to_k = nn.Linear(d_model, heads, bias=False)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-        """Attend to all pixels with the kernel."""
+        """Call `ops.aft_conv2d` with the kernel, which all pixels share."""
         q, k, v = per_head(q, k, v, heads=self.heads)
         options = {name: options[name] for name in ("key_mask", "implementation")}
         return ops.aft_conv2d(q, k, v, self.kernel(), **options)

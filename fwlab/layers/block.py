@@ -1,4 +1,4 @@
-"""Build blocks of models: a mixer and an MLP."""
+"""Define the block of a model: a sequence layer (mixer) and an MLP."""
 
 from typing import Any
 
@@ -9,27 +9,27 @@ from fwlab import arguments
 from fwlab.layers.causal import Causal, check_input
 from fwlab.layers.one_token import call
 
-#: The norms and the MLPs of a block, by name.
+#: The names of the norms and of the MLPs of a block.
 NORMS, MLPS = ("layer", "rms"), ("gelu", "swiglu")
 
 
 class Block(Causal):
-    r"""Mix over time, then over channels, each after its own norm.
+    r"""Apply a sequence layer (mixer) and an MLP, each with a norm and a residual sum.
 
     - `mixer`: a layer with `forward`, `prefill`, `step` and `state_size`
       that keeps the shape `[batch, time, d_model]`.
     - `d_model`: width of the input.
     - `d_ff`: width inside the MLP; None = `4 * d_model`, and two thirds of that
       for "swiglu", which then has as many weights.
-    - `dropout`: probability of dropout in training, from 0 to below 1: of what the mixer
-      and the MLP add to their input, and inside the MLP after the activation. Dropout of
-      attention weights is the mixer's.
+    - `dropout`: probability of dropout in training, from 0 to below 1, for the outputs
+      of the mixer and the MLP, and inside the MLP after the activation. The mixer may
+      also drop attention weights.
     - `norm`: "layer", or "rms", which does not subtract the mean (Zhang and Sennrich 2019).
     - `mlp`: "gelu", or "swiglu" (Shazeer 2020): $W_2 (\mathrm{SiLU}(W_g x) \odot W_1
       x)$, where $W_g$ is `gate`.
     - `norm_eps`: is added to the variance or mean square in the norms, 0 or more.
-    - `post_norm`: normalise what the mixer and the MLP return before it is added,
-      in place of their input (Olmo 2).
+    - `post_norm`: normalise the outputs of the mixer and the MLP before they are
+      added, instead of their inputs (Olmo 2).
     - Raises `ValueError` for a size below 1 or a value out of range,
       and `TypeError` for an argument of the wrong type.
 
@@ -77,7 +77,7 @@ class Block(Causal):
 
     @property
     def max_len(self) -> int | None:
-        """Maximum sequence length, if the mixer has a position table."""
+        """Return the maximum sequence length of the mixer; None = no maximum."""
         return getattr(self.mixer, "max_len", None)
 
     @property
@@ -94,12 +94,12 @@ class Block(Causal):
         return self.mixer.state_size(time)
 
     def _mix(self, x: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
-        """Mix over time, then over channels."""
+        """Apply the mixer to the sequence, then the MLP to each token."""
         return_state = options.pop("return_state")
-        # By position: a mixer of a reader's own may name them otherwise.
+        # These are passed by position, as a user's mixer may have other names.
         given = options.pop("key_mask"), options.pop("implementation")
         if options.get("cu_seqlens") is None:
-            options.pop("cu_seqlens", None)  # not every mixer knows it
+            options.pop("cu_seqlens", None)  # Not every mixer takes this argument.
         h = x if self.post_norm else call(self.norm_mixer, x)
         if return_state:
             y, state = self.mixer.prefill(h, state, *given, **options)
@@ -123,16 +123,16 @@ class Block(Causal):
         return self._add(x, call(self.contract, self._drop(wide)), self.norm_mlp)
 
     def _add(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
-        """Add the output `y` of a part of the block to its input, with dropout."""
+        """Add the output `y` of the mixer or the MLP to its input `x`, with dropout."""
         return x + self._drop(call(norm, y) if self.post_norm else y)
 
     def _drop(self, x: Tensor) -> Tensor:
-        """Apply dropout; a module that does nothing takes longer than to add tokens."""
+        """Apply dropout; skip the module if its probability is 0, which saves time."""
         return self.dropout(x) if self.dropout.p else x
 
 
 def new_norm(norm: str, d_model: int, eps: float) -> nn.Module:
-    """Make the norm of a name in `NORMS`, without a bias."""
+    """Make a layer norm or an RMS norm, without a bias."""
     if norm == "layer":
         return nn.LayerNorm(d_model, eps, bias=False)
     return nn.RMSNorm(d_model, eps)

@@ -1,4 +1,4 @@
-"""Give all causal layers one `forward`, `prefill` and `step`."""
+"""Define `forward`, `prefill` and `step` of all causal layers."""
 
 from typing import Any
 
@@ -11,20 +11,20 @@ from fwlab.ops import _operation as operation
 
 
 class Causal(nn.Module):
-    """Mix tokens so that none sees a later one.
+    """Define a layer for sequences in which no token sees a later token.
 
-    A layer defines `_mix`. Any mixture of `prefill` and `step` gives what `forward`
-    gives for the whole sequence.
+    A subclass defines `_mix`. Any combination of `prefill` and `step` gives the same
+    outputs as `forward` with the whole sequence.
     """
 
-    #: Whether `forward` and `prefill` take `cu_seqlens`.
+    #: True if `forward` and `prefill` support `cu_seqlens`.
     packs = False
-    #: Whether masked tokens of `prefill` have no effect on later calls:
-    #: no position, distance or window counts them.
+    #: True if masked tokens of `prefill` have no effect on later calls,
+    #: because no position, distance or window counts them.
     skips = False
-    #: The implementation for a single token.
+    #: The implementation that computes a single token in `step`.
     one_token = "naive"
-    #: The dimensions of an input.
+    #: The names of the dimensions of an input.
     dims = "batch time d_model"
     #: The path of the linear layer whose weights have the dtype and device of inputs.
     first_layer = "to_q"
@@ -37,15 +37,15 @@ class Causal(nn.Module):
         implementation: str = "auto",
         cu_seqlens: Tensor | None = None,
     ) -> Tensor:
-        """Process a sequence.
+        """Compute the outputs of the layer for a whole sequence.
 
-        - `x`: `[batch, time, d_model]`, as the result.
+        - `x`: `[batch, time, d_model]`, also the shape of the output.
         - `key_mask`: `bool [batch, time]`, True = real token. Masked steps are skipped,
           and their output is 0.
         - `implementation`: as for the operations of `fwlab.ops`.
         - `cu_seqlens`: integers `[documents + 1]` from 0 to `time`, the borders of packed
-          documents: none sees another one. The batch is then 1. Only layers with `packs`
-          take it.
+          documents, which do not see each other. The batch size is then 1. Only layers
+          with `packs` support it.
         - Returns the output; raises `ValueError` or `TypeError`, naming the argument.
         """
         options = {"key_mask": key_mask, "implementation": implementation}
@@ -60,9 +60,9 @@ class Causal(nn.Module):
         implementation: str = "auto",
         cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
-        """Process part of a sequence, and return the state after it.
+        """Compute the outputs for a part of a sequence, and the state after it.
 
-        - `state`: what an earlier call returned; None = start of sequence. With
+        - `state`: the state from an earlier call; None = start of sequence. With
           `cu_seqlens`, it has one entry for each document.
         - `x`, `key_mask`, `implementation`, `cu_seqlens`: as in `forward`.
         - Returns `(y, state)`; raises as `forward`, and `ValueError` if the layer is not
@@ -73,10 +73,10 @@ class Causal(nn.Module):
         return self._mix(x, state, return_state=True, **options)
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        """Process one token.
+        """Compute the output for one token, and the state after it.
 
         - `x`: `[batch, d_model]`.
-        - `state`: what an earlier call returned; None = start of sequence.
+        - `state`: the state from an earlier call; None = start of sequence.
         - Returns `(y, state)`, `y` of shape `[batch, d_model]`.
         """
         check_input(self, x, "batch d_model", self.get_submodule(self.first_layer))
@@ -87,23 +87,23 @@ class Causal(nn.Module):
     def state_size(self, time: int = 0) -> int:
         """Count the scalars in the state of one sequence.
 
-        - `time`: tokens so far; without effect where the state has a constant size.
+        - `time`: number of past tokens; has no effect if the size is constant.
         - Returns the count, over all heads and layers. `AFTConv2d` has no state, and
           raises `NotImplementedError`.
         """
         raise NotImplementedError
 
     def _mix(self, x: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
-        """Mix tokens that are checked; masked ones are 0.
+        """Compute outputs and state; `x` is checked, and its masked tokens are 0.
 
-        - `options`: what an operation takes: `return_state`, `key_mask`, `implementation`
-          and, for layers with `packs`, perhaps `cu_seqlens`.
+        - `options`: the options of an operation: `return_state`, `key_mask`,
+          `implementation` and, for layers with `packs`, perhaps `cu_seqlens`.
         - Returns `y` and the state after it, None if it was not requested.
         """
         raise NotImplementedError
 
     def _check(self, x: Tensor, options: dict[str, Any], cu_seqlens: Any) -> Tensor:
-        """Return `x` with 0 in masked tokens; add borders of documents to the options."""
+        """Check `x`, set its masked tokens to 0, and add `cu_seqlens` to `options`."""
         check_input(self, x, self.dims, self.get_submodule(self.first_layer))
         if cu_seqlens is not None:
             layer = type(self).__name__
@@ -123,12 +123,12 @@ class Causal(nn.Module):
 def check_input(
     layer: Any, x: Tensor, dims: str, first: nn.Module, argument: str = "x"
 ) -> None:
-    """Check the dimensions of `x`, and that it fits the weights of a layer.
+    """Raise unless `x` has the dimensions, dtype and device that a layer expects.
 
-    - `dims`: the names of its dimensions; the last one has the size `layer.d_model`.
-    - `first`: a linear layer, whose device and dtype `x` must have. Autocast may change
-      the dtype, and a layer without such weights, such as a quantised one, decides for
-      itself.
+    - `dims`: the names of the dimensions; the last one has the size `layer.d_model`.
+    - `first`: a linear layer, whose device and dtype `x` must have. Under autocast, the
+      dtype may differ. For a layer without such weights, for example a quantised layer,
+      neither is checked.
     """
     text = f"{type(layer).__name__}: expected {argument}"
     if not isinstance(x, Tensor):
@@ -152,7 +152,7 @@ def check_input(
 
 
 def without_masked(layer: Any, x: Tensor, dims: str, key_mask: Tensor) -> Tensor:
-    """Return `x` with masked tokens set to 0; they may contain anything, even NaN.
+    """Return `x` with its masked tokens, which may contain NaN, set to 0.
 
     Operations ignore the projections of masked tokens. But without this, the gradient of
     the projections' weights would be 0 times NaN.
@@ -163,12 +163,12 @@ def without_masked(layer: Any, x: Tensor, dims: str, key_mask: Tensor) -> Tensor
 
 
 def with_state(found: Any) -> tuple[Tensor, Any]:
-    """Return `(y, state)` for either result of an operation; the state may be None."""
+    """Return `(y, state)` for the result of an operation, `y` or `(y, state)`."""
     return found if isinstance(found, tuple) else (found, None)
 
 
 def is_plain(layer: Any) -> bool:
-    """Return True if a linear layer or norm can be replaced by its weight: no hooks."""
+    """Return True for a linear layer or layer norm without a bias and without hooks."""
     return (
         type(layer) in (nn.Linear, nn.LayerNorm)
         and layer.bias is None

@@ -1,4 +1,4 @@
-r"""Attend to another sequence, or to all of the same one, without a causal mask.
+r"""Define attention to another sequence, or to itself without a causal mask.
 
 The layer is not causal, so it does not stream: the whole source writes
 the fast weights once, and then queries only read them.
@@ -21,7 +21,7 @@ State = ops.NormalizedState | ops.KeyValueCache
 
 
 class CrossAttention(nn.Module):
-    r"""Multi-head attention from `x` to a source, not causal.
+    r"""Compute multi-head attention from `x` to a source, without a causal mask.
 
     With a feature map this is linear attention (Katharopoulos et al. 2020): all source
     tokens write $W = \sum_j v_j \otimes \phi(k_j)$ and $z = \sum_j \phi(k_j)$, and
@@ -30,7 +30,7 @@ class CrossAttention(nn.Module):
     values of the source.
 
     - `d_model`: width of both sequences; a multiple of `heads`.
-    - `heads`: number of heads, each with a state of its own.
+    - `heads`: number of heads, each with a separate state.
     - `feature_map`: a `FeatureMap`; None = softmax attention.
     - `attention_dropout`: as for `SoftmaxAttention`; linear attention has no attention
       weights to drop.
@@ -65,7 +65,7 @@ class CrossAttention(nn.Module):
         self.d_model, self.heads = d_model, heads
         self.attention_dropout = attention_dropout
         self.feature_map: Any = feature_map
-        #: `[heads, value, key]`, the shape of the fast weights of one source.
+        #: The shape of the fast weights of one source, `(heads, value, key)`.
         self.state_shape: Any = None
         if feature_map is not None:
             self.state_shape = (heads, width, feature_map.width(width))
@@ -86,17 +86,17 @@ class CrossAttention(nn.Module):
     def forward(
         self, x: Tensor, source: Tensor | None = None, key_mask: Tensor | None = None
     ) -> Tensor:
-        """Write the source, then read it with a query per step of `x`.
+        """Write the source to a state, then read the state with one query per step.
 
-        - `x`: `[batch, time, d_model]`, as the result.
+        - `x`: `[batch, time, d_model]`, also the shape of the output.
         - `source`: `[batch, source, d_model]`; None = `x` itself.
-        - `key_mask`: `bool [batch, source]`, True = real token; others may be anything.
+        - `key_mask`: `bool [batch, source]`, True = real token; others may be NaN.
         - Returns the output; raises `ValueError` or `TypeError`, naming the argument.
         """
         return self.read(x, self.write(x if source is None else source, key_mask))
 
     def write(self, source: Tensor, key_mask: Tensor | None = None) -> State:
-        """Write a source into a new state.
+        """Write the keys and values of a source to a new state.
 
         - `source`, `key_mask`: as in `forward`.
         - Returns a `NormalizedState`, or for softmax a `KeyValueCache`.
@@ -116,7 +116,7 @@ class CrossAttention(nn.Module):
             if key_mask is not None:
                 k = torch.where(key_mask[..., None, None], k, 0)
             if scale is not None and scale.shape[1]:
-                # Relative to the largest, which cancels in the quotient.
+                # Scales are relative to their maximum, which cancels in the quotient.
                 if key_mask is not None:
                     scale = scale.masked_fill(~key_mask[..., None], -torch.inf)
                 top = scale.amax(1, keepdim=True)
@@ -126,10 +126,10 @@ class CrossAttention(nn.Module):
         return ops.NormalizedState(W, k.sum(1))
 
     def read(self, x: Tensor, state: State) -> Tensor:
-        """Read the state of a source with queries.
+        """Compute the outputs for `x` from the state of a source.
 
         - `x`: as in `forward`.
-        - `state`: what `write` returned.
+        - `state`: the state that `write` returned.
         - Returns the output; raises as `forward`.
         """
         check_input(self, x, "batch time d_model", self.to_q)
@@ -138,19 +138,19 @@ class CrossAttention(nn.Module):
         return self.to_out(read(q, state).flatten(-2))
 
     def _linear(self, q: Tensor, state: Any) -> Tensor:
-        """Read the fast weights of a source."""
+        """Compute linear attention to the fast weights of a source."""
         batch, phi, (heads, value, key) = q.shape[0], self.feature_map, self.state_shape
         shapes = (batch, heads, value, key), (batch, heads, key)
         kind = ops.NormalizedState
         W, z = operation.check_parts("CrossAttention", state, kind, shapes, q)
-        q = unit_range(phi.scaled(q)[0])  # the length of a query cancels
+        q = unit_range(phi.scaled(q)[0])  # The length of a query cancels.
         with torch.autocast(q.device.type, enabled=False):
             y = torch.einsum("bhvk,bihk->bihv", W, q.to(W.dtype))
             total = torch.einsum("bhk,bihk->bih", z, q.to(W.dtype))
             return divide(y, total[..., None]).to(q.dtype)
 
     def _softmax(self, q: Tensor, state: Any) -> Tensor:
-        """Attend to the keys and values of a source."""
+        """Compute softmax attention to the keys and values of a source."""
         layer, batch = "CrossAttention", q.shape[0]
         kind = ops.KeyValueCache
         operation.check_state(layer, state, kind)
@@ -161,8 +161,8 @@ class CrossAttention(nn.Module):
             return torch.zeros_like(q)
         visible = None
         if mask is not None:
-            # A row that may see nothing would be 0/0: it sees the masked tokens, whose
-            # values are 0.
+            # If all tokens are masked, a query sees all of them, as a softmax over no
+            # keys is NaN. Their values are 0.
             visible = (mask | ~mask.any(1, keepdim=True))[:, None, None]
         # PyTorch's own attention has heads before time.
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))

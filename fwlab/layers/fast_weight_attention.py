@@ -1,8 +1,8 @@
-r"""Attend by a fast weight matrix per head.
+r"""Define attention by fast weights, with one matrix per head.
 
 The slow weights are the projections, trained by gradient descent. They program the fast
-weights $W$: each step they say what to write, where, how strongly, and how much of the
-rest to forget.
+weights $W$: at each step they determine what to write, with which key, how strongly,
+and how much of the rest to forget.
 """
 
 import math
@@ -25,14 +25,14 @@ from fwlab.ops import _operation as operation
 
 
 class Rule(NamedTuple):
-    """Hold the operation, gates and defaults of a rule in a layer.
+    """Hold the operation, the gates and the defaults of a fast weight rule.
 
     - `operation`: the layer calls it with queries, keys, values and the gates.
-    - `gates`: the functions that make each gate's module, by the operation's names.
+    - `gates`: the functions that make gate modules, by arguments of the operation.
     - `feature_map`, `key_norm`, `normalize`: defaults of the layer; `normalize` is None
       for a rule without a normaliser.
-    - `steps`: how many steps a token usually takes; 0 = always one.
-    - `decayed`: the operation with a `log_decay`, if it is another one.
+    - `steps`: the default number of steps per token; 0 = always one step.
+    - `decayed`: the operation that takes a `log_decay`, if `operation` does not.
     """
 
     operation: Callable[..., Any]
@@ -49,7 +49,7 @@ _SHARE: dict[str, Any] = {"beta": gates.Share}
 _DECAY: dict[str, Any] = {"log_decay": gates.LogDecay}
 _CHANNELS: dict[str, Any] = {"log_decay": partial(gates.LogDecay, per_channel=True)}
 
-#: The rules that a layer can have.
+#: The rules that a layer can have, by name.
 RULES = {
     "sum": Rule(ops.sum_rule, {}, ELU1, None, True),
     "gated": Rule(ops.gated_rule, _SHARE, ELU1, None, True),
@@ -78,29 +78,29 @@ OUT_GATES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def _preset(rule: str, **options: Any) -> dict[str, Any]:
-    """Return options for keys of length 1, without a feature map."""
+    """Return the options that published layers share, together with `options`."""
     shared = {"key_norm": "l2", "key_eps": 1e-6, "scale": "softmax"}
     return {"rule": rule, **shared, "conv_size": 4, "out_norm": True, **options}
 
 
-#: The options of published layers besides their sizes, by the names of
+#: The options of published layers without their sizes, by their names in
 #: `FastWeightAttention.like`.
 PRESETS = {
-    # Yang et al. 2024, arXiv:2406.06484; DeltaNet of flash-linear-attention.
+    # See arXiv:2406.06484 and DeltaNet of flash-linear-attention.
     "delta-net": _preset("delta"),
-    # Yang et al. 2024, arXiv:2412.06464; GatedDeltaNet of flash-linear-attention.
+    # See arXiv:2412.06464 and GatedDeltaNet of flash-linear-attention.
     "gated-delta-net": _preset("gated_delta", expand_v=2, out_gate="silu"),
-    # Qwen3-Next and Qwen3.5: Qwen3_5GatedDeltaNet of transformers.
+    # See Qwen3-Next and Qwen3.5 (Qwen3_5GatedDeltaNet of transformers).
     "qwen3.5": _preset("gated_delta", out_gate="silu", norm_eps=1e-6),
-    # arXiv:2604.03444: OlmoHybridGatedDeltaNet of transformers.
+    # See arXiv:2604.03444 and OlmoHybridGatedDeltaNet of transformers.
     "olmo-hybrid": _preset("gated_delta", expand_v=2, out_gate="silu", beta_max=2),
-    # Kimi Linear, arXiv:2510.26692: KimiLinearDeltaAttention of transformers.
+    # See Kimi Linear (arXiv:2510.26692) and KimiLinearDeltaAttention of transformers.
     "kimi": _preset("kimi_delta", out_gate="sigmoid", low_rank_gate=True),
 }
 
 
 class FastWeightAttention(Causal):
-    r"""Multi-head fast weight memory.
+    r"""Compute attention by fast weights, with one matrix per head.
 
     $q, k, v = W_q x, W_k x, W_v x$ per head, features $\phi(q), \phi(k)$, the gates of
     the rule, then the rule, then an output projection. No projection has a bias, as in
@@ -116,7 +116,7 @@ class FastWeightAttention(Causal):
       "auto" takes the rule's default.
     - `normalize`: divide by the sum of the keys (Eqs. 19, 26-28); None takes the rule's
       default.
-    - Raises `ValueError` or `TypeError` for what does not fit.
+    - Raises `ValueError` or `TypeError` for invalid arguments.
 
     Options of today's models, all off (see "Options of `FastWeightAttention`" on the page
     of the layers); `FastWeightAttention.like` sets them as a published model does:
@@ -127,19 +127,19 @@ class FastWeightAttention(Causal):
     - `value_heads`: number of heads of values, at least `heads`; None = `kv_heads`.
       `value_heads / heads` consecutive ones share a query and a key. Not together with
       `kv_heads`.
-    - `expand_v`: width of the values of a head, in units of the width of its keys.
+    - `expand_v`: width of the values of a head, divided by the width of its keys.
     - `key_eps`: divide keys and queries by $\sqrt{|k|^2 + \epsilon}$ with this
       $\epsilon$, for `key_norm="l2"`.
     - `scale`: a factor of the queries, for a rule that does not normalize; "softmax" =
       1 / sqrt(width of a head); None = 1.
     - `conv_size`: if not 0, queries, keys and values pass a `ShortConvolution` over this
       many tokens before the feature map.
-    - `out_norm`: divide what each head reads by its root mean square, and multiply it by
-      trained weights. `norm_eps` is added to the mean square.
-    - `out_gate`: multiply what each head reads by $\mathrm{SiLU}(W_g x)$, after the norm:
-      True or "silu". "sigmoid" = by $\sigma(W_g x)$.
-    - `low_rank_gate`: make $W_g$ as the product of two matrices, with the width of a
-      head between them.
+    - `out_norm`: divide the output of each head by its root mean square, and multiply
+      it by trained weights. `norm_eps` is added to the mean square.
+    - `out_gate`: multiply the output of each head by $\mathrm{SiLU}(W_g x)$, after the
+      norm: True or "silu". "sigmoid" = by $\sigma(W_g x)$.
+    - `low_rank_gate`: use a product of two matrices for $W_g$, whose rank is the width
+      of a head.
     - `beta_max`: the maximum of $\beta$ (or of the erasing gate) in a delta rule, above 0
       and at most 2. Above 1, a step can flip the sign of what a key of length 1 holds
       (not in "implicit_delta").
@@ -165,7 +165,7 @@ class FastWeightAttention(Causal):
 
     packs = skips = True
     one_token = "efficient"
-    #: A subclass may have others.
+    #: The rules that this class accepts; a subclass may accept other rules.
     rules = RULES
 
     def __init__(
@@ -253,18 +253,18 @@ class FastWeightAttention(Causal):
         self.out_gate = str(out_gate) if out_gate else None
         self.feature_map = known.feature_map() if feature_map is None else feature_map
         scales = self.feature_map.scales
-        #: Whether the state has the largest scale of features so far.
+        #: True if the state has the running maximum of the scale of features.
         self.has_running_scale = normalize and key_norm is None and scales
         value = round(wide)
-        #: `[value_heads, value, key]`, the shape of the fast weights of one sequence.
+        #: The shape of the fast weights of one sequence, `(value_heads, value, key)`.
         self.state_shape = (memories, value, self.feature_map.width(width))
-        #: Channels of queries, keys and values.
+        #: The numbers of channels of queries, keys and values.
         self.channels = [heads * width, steps * keys * width, steps * memories * value]
         self.to_q, self.to_k, self.to_v = projections(d_model, *self.channels)
         read = max(heads, memories) * value
         self.to_out = nn.Linear(read, d_model, bias=False)
         self.gates = nn.ModuleDict({n: make(self) for n, make in known.gates.items()})
-        # Last, so that no other initial value depends on the options.
+        # These come last, so that no other initial value depends on the options.
         self.conv: ShortConvolution | None = None
         if conv_size:
             self.conv = ShortConvolution(sum(self.channels), conv_size)
@@ -277,13 +277,13 @@ class FastWeightAttention(Causal):
 
     @classmethod
     def like(cls, name: str, /, d_model: int, heads: int, **options: Any) -> Self:
-        """Make a layer as in a published model.
+        """Make a layer with the options of a published model.
 
         - `name`: "delta-net", "gated-delta-net", "qwen3.5", "olmo-hybrid" or "kimi".
-        - `d_model`, `heads`, `options`: those of `FastWeightAttention`. Options win over
-          what the name sets; sizes such as `value_heads` are yours to set.
-        - Returns the layer; raises `ValueError` or `TypeError` for an unknown name, or
-          what does not fit.
+        - `d_model`, `heads`, `options`: the arguments of `FastWeightAttention`, which
+          override those of the model. The model does not set `value_heads` or sizes.
+        - Returns the layer; raises `ValueError` or `TypeError` for an unknown name or
+          invalid arguments.
 
             >>> layer = FastWeightAttention.like("kimi", d_model=8, heads=2, head_width=3)
             >>> layer.rule, layer.state_shape
@@ -330,11 +330,11 @@ class FastWeightAttention(Causal):
     def _heads(
         self, q: Tensor, k: Tensor, v: Tensor, before: Any, *documents: Any
     ) -> tuple[Tensor, Tensor, Any]:
-        """Convolve projections, and split them into heads.
+        """Convolve queries, keys and values, and split them into heads.
 
         - `before`, `documents`: the arguments of a convolution besides its input.
-        - Returns queries and keys side by side, values, and the inputs that the
-          convolution still sees; None without one.
+        - Returns queries and keys in one tensor, values, and the inputs that the next
+          convolution sees; None without convolutions.
         """
         qk = torch.cat([q, k], -1)
         if self.conv is not None:
@@ -348,27 +348,27 @@ class FastWeightAttention(Causal):
         return qk.view(*shape, *shared), v, before
 
     def _features(self, x: Tensor) -> Tensor:
-        r"""Compute $\phi$, then the normalisation that `key_norm` names."""
+        r"""Apply the feature map $\phi$, then the normalisation `key_norm`."""
         products = x.itemsize == 2 and isinstance(self.feature_map, DPFP)
         if (self.normalize or self.key_norm) and (products or x.dtype == torch.float16):
-            # Features before they are divided by their size, and their gradients, may be
-            # beyond the numbers of float16; products lose too many digits in bfloat16.
+            # Features that are not yet normalised, and their gradients, may overflow in
+            # float16, and products lose too many digits in bfloat16.
             y = self._features(x.float())
-            # (A kernel takes all its inputs in one precision.)
+            # A kernel takes all its inputs in one dtype.
             return y if self.normalize and y.is_cpu else y.to(x.dtype)
         phi: Any = self.feature_map
         if self.key_norm is None:
             return phi(x)
-        # A scale would be divided out again.
+        # The scale of features would cancel in the normalisation.
         x = phi.scaled(x)[0] if phi.scales else phi(x)
         if not self.key_eps:
             return KEY_NORMS[self.key_norm](x)
-        # The square length is the width times the mean square.
+        # The squared norm is the width times the mean square of `rms_norm`.
         width = x.shape[-1]
         return F.rms_norm(x, (width,), eps=self.key_eps / width) * width**-0.5
 
     def _split(self, qk: Tensor) -> tuple[Tensor, Tensor]:
-        """Split queries from keys, and copy both for each head of values."""
+        """Split queries from keys, and repeat both for each head of values."""
         q, k = qk.split_with_sizes([self.heads, self.steps * self.kv_heads], 2)
         if self.rules[self.rule].steps:
             k = k.unflatten(2, (self.steps, -1))
@@ -380,10 +380,10 @@ class FastWeightAttention(Causal):
     def _apply_rule(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, **options: Any
     ) -> tuple[Tensor, Any]:
-        """Call the rule with its gates; return outputs of heads, and the state or None.
+        """Compute the gates and call the rule; return outputs, and the state or None.
 
-        - `options`: those of the operation, and perhaps `fading`, the logarithm of a
-          decay, besides that of the rule.
+        - `options`: the options of the operation, and perhaps `fading`, the logarithm
+          of an additional decay.
         """
         known = self.rules[self.rule]
         made = {name: gate(x, k) for name, gate in self.gates.items()}

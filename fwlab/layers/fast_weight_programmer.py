@@ -12,11 +12,11 @@ from fwlab.layers.heads import head_width, per_head, projections
 
 
 class FastWeightProgrammer(Causal):
-    r"""Let one network write the weights of another (Schmidhuber 1991): `ops.fwp`.
+    r"""Let one network write the weights of another network (Schmidhuber 1991).
 
-    $a, b = W_a x, W_b x$ (Eq. 1) change the fast weights, which map the input itself,
-    split into heads: there is no query. An output projection follows; no projection has a
-    bias.
+    $a, b = W_a x, W_b x$ (Eq. 1) change the fast weights, which are applied to the
+    input itself, split into heads: there is no query (`ops.fwp`). An output projection
+    follows. No projection has a bias.
 
     - `d_model`: width of the input; a multiple of `heads`.
     - `heads`: number of independent fast networks.
@@ -43,7 +43,7 @@ class FastWeightProgrammer(Causal):
         width = head_width("FastWeightProgrammer", d_model, heads)
         arguments.function("FastWeightProgrammer", activation=activation)
         self.d_model, self.heads, self.activation = d_model, heads, activation
-        #: `[heads, value, key]`, the shape of the fast weights of one sequence.
+        #: The shape of the fast weights of one sequence, `(heads, value, key)`.
         self.state_shape = (heads, width, width)
         self.to_a, self.to_b, self.to_out = projections(d_model, *[d_model] * 3)
 

@@ -1,4 +1,4 @@
-"""Stack layers around one feedback memory: the Feedback Transformer."""
+"""Define the Feedback Transformer, whose layers attend to one feedback memory."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -15,14 +15,14 @@ from fwlab.ops._recurrence import has_autocast
 from fwlab.ops.feedback import memories
 from fwlab.ops.feedback.weights import EPS
 
-#: Weights that no layers share, in either form.
+#: The weights that each layer has separately, also in the shared form.
 _BLOCK = ("norm_mixer", "to_q", "to_out", "norm_mlp", "expand", "contract")
 
 
 class FeedbackBlock(nn.Module):
-    """Compute one layer of a step; the stack may use its weights instead."""
+    """Compute one layer of the stack for one step."""
 
-    # No projections to keys and values: those of all layers come from the memory.
+    # There are no projections to keys and values, which come from the memory.
     def __init__(self, d_model: int, d_ff: int):
         super().__init__()
         self.norm_mixer = nn.LayerNorm(d_model, bias=False)
@@ -34,7 +34,7 @@ class FeedbackBlock(nn.Module):
     def forward(
         self, x: Tensor, k: Tensor, v: Tensor, positions: Tensor, dropout: nn.Module
     ) -> Tensor:
-        """Compute one step: `x` is `[batch, d_model]`, `k`, `v` `[..., heads, key]`."""
+        """Compute the output `[batch, d_model]` of the layer for one step."""
         q = self.to_q(self.norm_mixer(x)).unflatten(-1, (k.shape[2], -1))
         z = ops.feedback_attention(q.to(k.dtype), k, v, positions.to(k.dtype))
         x = x + dropout(self.to_out(z.to(q.dtype).flatten(1)))  # Eq. f6
@@ -45,7 +45,7 @@ class FeedbackBlock(nn.Module):
 class MemoryProjection(nn.Module):
     """Project feedback memories to keys and values."""
 
-    # A memory is a mean of states before any norm, so it may get one here.
+    # A memory is a mean of states without a norm, so it may be normalised here.
     def __init__(self, d_model: int, normalize: bool):
         super().__init__()
         norm = nn.LayerNorm(d_model, bias=False) if normalize else None
@@ -58,7 +58,7 @@ class MemoryProjection(nn.Module):
 
 
 class FeedbackTransformer(Causal):
-    r"""Stack layers that all attend to the memories of past steps.
+    r"""Stack layers that all attend to the feedback memories of past steps.
 
     The feedback memory of a step is a learned weighted mean of its representations in all
     layers (`ops.feedback` has the equations), so that even the lowest layer sees the
@@ -75,8 +75,8 @@ class FeedbackTransformer(Causal):
       There is no dropout of attention weights, and none in the GPU kernels.
     - Raises `ValueError` or `TypeError` for invalid sizes.
 
-    There is no maximum sequence length. Steps are computed one after the other, each in
-    time proportional to the number of steps before it.
+    There is no maximum sequence length. Steps are computed one after another, each in
+    time proportional to the number of earlier steps.
 
     **Parameters.** Each layer has `norm_mixer`, `to_q`, `to_out`, `norm_mlp`, `expand` and
     `contract` in `blocks`. Each layer, or the whole stack if `shared`, has `norm_memory`,
@@ -120,7 +120,7 @@ class FeedbackTransformer(Causal):
         self.blocks: Any = nn.ModuleList(
             FeedbackBlock(d_model, d_ff) for _ in range(layers)
         )
-        #: One for all layers if `shared`, otherwise one per layer.
+        #: One projection for all layers if `shared`, otherwise one per layer.
         self.memory: Any = nn.ModuleList(
             MemoryProjection(d_model, normalize_memory)
             for _ in range(1 if shared else layers)
@@ -137,7 +137,7 @@ class FeedbackTransformer(Causal):
         normalize_memory: bool = True,
         dropout: float = 0.0,
     ) -> "FeedbackTransformer":
-        """Start from a trained parallel transformer.
+        """Make a stack from the weights of a trained parallel transformer.
 
         - `source`: its blocks, or a model that has them as `.blocks`: `layers.Block`s with
           `SoftmaxAttention`, or others with the same parameters, and no biases.
@@ -172,14 +172,14 @@ class FeedbackTransformer(Causal):
                 found = parts[int(number)][name]
                 if shared and group == "memory":
                     found = torch.stack([part[name] for part in parts]).mean(0)
-                shape = [*weight.shape]  # a source may not be uniform
+                shape = [*weight.shape]  # The blocks of a source may differ in shape.
                 wanted = f"{place} of shape {shape}, got {[*found.shape]}"
                 arguments.require(op, [*found.shape] == shape, wanted)
                 weight.copy_(found)
         return stack
 
     def weights(self) -> ops.FeedbackWeights:
-        """Stack the weights of all layers, as `ops.feedback` takes them.
+        """Stack the weights of all layers to a tuple for `ops.feedback`.
 
         - Returns a `FeedbackWeights`, through which gradients flow back to the parameters.
         - Raises `ValueError` for a module that has to be called, such as one with an
@@ -203,10 +203,10 @@ class FeedbackTransformer(Causal):
         return 2 * len(self.memory) * self.d_model * time
 
     def _mix(self, x: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
-        """Compute all layers of the stack, as a step needs all of the step before."""
+        """Compute the stack by `ops.feedback`, or by calling its modules."""
         key_mask, implementation = options["key_mask"], options["implementation"]
-        # For one token it costs more to check and to stack all weights. Modules compute in
-        # the precision of the operation, and know no masks.
+        # For one token, stacking the weights takes longer than calling the modules,
+        # which requires full precision and no masks.
         one = x.shape[1] == 1 and implementation == "naive" and not has_autocast(x)
         one = one and x.itemsize >= 4 and getattr(state, "mask", None) is None
         calls = implementation in ("auto", "naive")
@@ -227,7 +227,7 @@ class FeedbackTransformer(Causal):
         if key_mask is None and mask is None:
             y, k, v = self._steps(x, k, v)
             return y, ops.FeedbackState(k, v, None)
-        # Rows differ in their number of memories.
+        # Sequences differ in the number of memories, so each is computed separately.
         every = x.new_ones(len(x), x.shape[1] + k.shape[1], dtype=torch.bool)
         key_mask = every[:, : x.shape[1]] if key_mask is None else key_mask
         mask = every[:, x.shape[1] :] if mask is None else mask
@@ -244,7 +244,7 @@ class FeedbackTransformer(Causal):
         return y, ops.FeedbackState(k, v, None if mask.all() else mask)
 
     def _steps(self, x: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute every layer of a step, then its memory, step by step."""
+        """Compute the stack step by step, calling its modules; return `y`, `k`, `v`."""
         y, share = [], torch.softmax(self.merge, 0)
         for x_t in x.unbind(1):
             states = [x_t]
@@ -261,9 +261,9 @@ class FeedbackTransformer(Causal):
 
 
 def called_module(blocks: Iterable[nn.Module]) -> str | None:
-    """Name a module of blocks that is not just its weight, or a norm with another `eps`.
+    """Return the name of a module that must be called, or None if weights are enough.
 
-    It may be adapted, quantised, or have hooks.
+    Modules with adapters, quantised weights, hooks or another `eps` must be called.
     """
     for block in blocks:
         if has_hooks(block):

@@ -1,8 +1,8 @@
-r"""Make the gates of a rule from the input of a layer: one module for each kind.
+r"""Compute the gates of a rule from the input of a layer, with one module per gate.
 
 A gate is called with the input `x` `[batch, time, d_model]` and the features of the keys,
 and returns `[batch, time, heads, ...]`. It contains its projection, so that an
-adapter can take the place of the projection. It is made with the layer, which has
+adapter can replace the projection. Its constructor takes the layer, which has
 `d_model`, `value_heads`, `head_width`, `steps`, `beta_max` and `state_shape`.
 """
 
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 
 class Beta(nn.Module):
-    r"""Make $\beta = \beta_{\max}\, \sigma(w \cdot x)$, one per head and step (Eq. 21)."""
+    r"""Compute $\beta = \beta_{\max}\, \sigma(w \cdot x)$ for each head (Eq. 21)."""
 
     def __init__(self, layer: Any):
         super().__init__()
@@ -27,16 +27,16 @@ class Beta(nn.Module):
         beta = self.projection(x)
         if beta.dtype != k.dtype:
             beta = as_precise(beta, k)
-        if k.dim() == 5:  # [batch, time, steps, heads, key]
+        if k.dim() == 5:  # The shape is [batch, time, steps, heads, key].
             beta = beta.unflatten(-1, (self.steps, -1))
         beta = torch.sigmoid(beta)
         return beta if self.beta_max == 1 else self.beta_max * beta
 
 
 class Share(nn.Module):
-    r"""Make $\beta = \sigma(w \cdot x + b)$ of the gated rule, for write and decay.
+    r"""Compute the gate $\beta = \sigma(w \cdot x + b)$ of the gated rule, per head.
 
-    Heads $1, 2, 3, \dots$ start to forget $1/2, 1/4, 1/8, \dots$ per step.
+    Heads $1, 2, 3, \dots$ initially forget $1/2, 1/4, 1/8, \dots$ per step.
     """
 
     def __init__(self, layer: Any):
@@ -50,18 +50,18 @@ class Share(nn.Module):
 
 
 def as_precise(gate: Tensor, k: Tensor) -> Tensor:
-    """Convert to the precision of the features, if that is higher.
+    """Convert a gate to the dtype of the features `k`, if its precision is higher.
 
-    Where features need float64, the factor 1 - beta needs it, too.
+    Where features need float64, the factor 1 - beta needs float64, too.
     """
     return gate.to(torch.promote_types(gate.dtype, k.dtype))
 
 
 class LogDecay(nn.Module):
-    r"""Make $\log \alpha = -e^A\, \mathrm{softplus}(w \cdot x + b)$, one per head.
+    r"""Compute the log decay $-e^A\, \mathrm{softplus}(w \cdot x + b)$ per head.
 
-    With `per_channel`, one per key channel, by a low-rank projection. Initially (Yang
-    et al. 2024) $e^A$ is uniform to 16, softplus(b) log-uniform in $[0.001, 0.1]$.
+    With `per_channel`, per key channel, from a low-rank projection. Initially (Yang et
+    al. 2024) $e^A$ is uniform up to 16, softplus(b) log-uniform in $[0.001, 0.1]$.
     """
 
     def __init__(self, layer: Any, per_channel: bool = False):
@@ -74,12 +74,12 @@ class LogDecay(nn.Module):
         self.log_rate = nn.Parameter(torch.empty(heads).uniform_(1e-3, 16).log())
         step = torch.empty((heads, key) if per_channel else heads)
         step = step.uniform_(math.log(1e-3), math.log(1e-1)).exp()
-        # The inverse of softplus.
+        # The initial bias is the inverse of softplus at `step`.
         self.bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))
 
     def forward(self, x: Tensor, k: Tensor) -> Tensor:
         alpha = self.projection(x)
-        # In full precision, as in published layers.
+        # The decay is computed in full precision, as in published layers.
         dtype = torch.promote_types(alpha.dtype, torch.float32)
         rate = -self.log_rate.to(dtype).exp()
         if self.bias.dim() == 2:
@@ -88,9 +88,9 @@ class LogDecay(nn.Module):
 
 
 class BoundedDecay(nn.Module):
-    r"""Make $\log \alpha = -e^{-1/2}\, \sigma(w \cdot x + b)$.
+    r"""Compute the log decay of RWKV-7, $-e^{-1/2}\, \sigma(w \cdot x + b)$.
 
-    RWKV-7 thus keeps at least 0.545 of a channel (Peng et al. 2025).
+    A step thus keeps at least 0.545 of a channel (Peng et al. 2025).
     """
 
     def __init__(self, layer: Any):
@@ -105,7 +105,7 @@ class BoundedDecay(nn.Module):
 
 
 def low_rank(layer: Any, size: int) -> nn.Sequential:
-    """Make a projection that passes through the width of a head, as in Kimi Linear."""
+    """Make a low-rank projection through the width of a head, as in Kimi Linear."""
     return nn.Sequential(
         nn.Linear(layer.d_model, layer.head_width, bias=False),
         nn.Linear(layer.head_width, size, bias=False),
@@ -113,9 +113,9 @@ def low_rank(layer: Any, size: int) -> nn.Sequential:
 
 
 class Write(nn.Module):
-    r"""Make $w = \sigma(W x)$, one number per value channel."""
+    r"""Compute the write gate $w = \sigma(W x)$, one number per value channel."""
 
-    #: The dimension of the fast weights of which each channel has a number.
+    #: The index of the number of channels in `state_shape`: 1 = value, 2 = key.
     part = 1
 
     def __init__(self, layer: Any):
@@ -129,7 +129,7 @@ class Write(nn.Module):
 
 
 class Erase(Write):
-    r"""Make $e = \beta_{\max}\, \sigma(W x)$, one number per key channel."""
+    r"""Compute the erase gate $e = \beta_{\max}\, \sigma(W x)$ per key channel."""
 
     part = 2
 
@@ -138,7 +138,7 @@ class Erase(Write):
 
 
 class Rate(Write):
-    r"""Make $b = \hat\kappa \odot \sigma(W x)$ of RWKV-7: where a key is removed."""
+    r"""Compute $b = \hat\kappa \odot \sigma(W x)$ of RWKV-7, the scaled erase key."""
 
     part = 2
 
@@ -147,7 +147,7 @@ class Rate(Write):
 
 
 class Removed(nn.Module):
-    r"""Make $a = -\hat\kappa$ of RWKV-7: the key whose value is removed."""
+    r"""Compute $a = -\hat\kappa$ of RWKV-7, the negative key whose value is erased."""
 
     def __init__(self, layer: Any):
         super().__init__()
@@ -157,7 +157,7 @@ class Removed(nn.Module):
 
 
 class Ask(nn.Module):
-    r"""Make $\sigma(c)$, one trained number per head (Comba, Hu et al. 2025)."""
+    r"""Compute Comba's factor $\sigma(c)$ of erase keys, trained per head."""
 
     def __init__(self, layer: Any):
         super().__init__()

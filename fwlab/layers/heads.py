@@ -8,7 +8,7 @@ from fwlab.arguments import integers, require
 
 
 def head_width(layer: str, d_model: int, heads: int, width: int | None = None) -> int:
-    """Return `width`, or for None `d_model / heads`, which has to be an integer."""
+    """Return the width of a head: `width`, or `d_model / heads` if `width` is None."""
     if width is not None:
         integers(layer, 1, d_model=d_model, heads=heads, head_width=width)
         return width
@@ -19,7 +19,7 @@ def head_width(layer: str, d_model: int, heads: int, width: int | None = None) -
 
 
 def shared_heads(layer: str, heads: int, kv_heads: int | None) -> int:
-    """Return the number of heads of keys and values, a divisor of `heads`."""
+    """Return the number of heads of keys and values, which must divide `heads`."""
     if kv_heads is None:
         return heads
     integers(layer, 1, kv_heads=kv_heads)
@@ -29,16 +29,16 @@ def shared_heads(layer: str, heads: int, kv_heads: int | None) -> int:
 
 
 def projections(d_model: int, *widths: int) -> Iterator[nn.Linear]:
-    """Make a linear layer to each width; no layer has a bias."""
+    """Make a linear layer without a bias from `d_model` to each of `widths`."""
     return (nn.Linear(d_model, width, bias=False) for width in widths)
 
 
 def per_head(*parts: Tensor, heads: int = -1, width: int = -1) -> Iterator[Tensor]:
-    """Split each `[..., channels]` into `[..., heads, width]`."""
+    """Split the channels of each tensor into heads, `[..., heads, width]`."""
     return (part.unflatten(-1, (heads, width)) for part in parts)
 
 
 def normed(norm: nn.Module, x: Tensor) -> Tensor:
-    """Call a norm in the dtype of its weights: under autocast `x` may have half of it."""
+    """Apply a norm to `x`, converted to the dtype of the norm's weights."""
     weight = getattr(norm, "weight", None)
     return norm(x.to(weight.dtype) if isinstance(weight, Tensor) else x)

@@ -15,16 +15,16 @@ Token = tuple[Tensor, Any]
 
 
 def fast_weights(layer: Any, rule: Any, x: Tensor, state: Any) -> Token | None:
-    """Compute a token `[batch, d_model]` of a `FastWeightAttention` with a `Rule`."""
+    """Compute one token of a `FastWeightAttention`; return None if not supported."""
     batch = x.shape[0]
     other = isinstance(state, ops.ConvState) != (layer.conv is not None)
-    # Memories that share denominators, or take more steps than a token usually does.
+    # The fast path does not support shared denominators or more than two steps.
     shared = layer.kv_heads < layer.heads and (layer.normalize or layer.steps > 2)
     watched = torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type)
     if other or shared or watched or layer.has_running_scale:
         return None
     memory, before = (state, None) if layer.conv is None else state
-    parts: Any = layer._modules  # attributes of a module are looked up slowly
+    parts: Any = layer._modules  # Attribute access on a module is slow.
     made = [call(parts[name], x).unsqueeze(1) for name in ("to_q", "to_k", "to_v")]
     x = x.unsqueeze(1)
     if made[0].dtype != x.dtype or not batch:
@@ -54,7 +54,7 @@ def step(
     state: Any,
     normalize: bool,
 ) -> Token | None:
-    """Compute a token `[batch, 1, heads, width]` of a rule, in the state's precision."""
+    """Compute one token of a rule; return None if the state is not supported."""
     dtype = v.dtype if v.itemsize > 2 else torch.float32
     if v.dtype != dtype or q.dtype != dtype:
         q, k, v = (part.to(dtype) for part in (q, k, v))
@@ -66,7 +66,7 @@ def step(
 
 
 def softmax_attention(layer: Any, x: Tensor, state: Any) -> Token | None:
-    """Compute a token `[batch, d_model]` of a `SoftmaxAttention`."""
+    """Compute one token of a `SoftmaxAttention`; return None if not supported."""
     if not softmax.can_continue(state, x, layer.kv_heads, layer.head_width):
         return None
     parts, batch = layer._modules, x.shape[0]
@@ -85,7 +85,7 @@ def softmax_attention(layer: Any, x: Tensor, state: Any) -> Token | None:
 
 
 def call(layer: Any, x: Tensor) -> Tensor:
-    """Call a layer, without PyTorch's path through a module if nothing watches it."""
+    """Call a layer; without hooks, call its function directly, which is faster."""
     kind, weights = type(layer), layer._parameters
     plain = len(weights) == 2 and not has_hooks(layer)
     if plain and kind is nn.Linear:

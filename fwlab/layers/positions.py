@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def angles(positions: Tensor, width: int, base: float = 10000.0) -> Tensor:
-    r"""Return the angles of many wavelengths: $p\,\omega_i$ with $\omega_i = b^{-2i/d}$.
+    r"""Return the angles $p\,\omega_i$ of positions $p$, with $\omega_i = b^{-2i/d}$.
 
     - `positions`: the positions $p$, `[...]`.
     - `width`: $d$, the number of channels, two for each angle.
@@ -21,7 +21,7 @@ def angles(positions: Tensor, width: int, base: float = 10000.0) -> Tensor:
 
 
 def sinusoids(positions: Tensor, d_model: int) -> Tensor:
-    r"""Return sines and cosines of many wavelengths (Vaswani et al. 2017).
+    r"""Return sinusoidal encodings of positions (Vaswani et al. 2017).
 
     $[\sin p\,\omega; \cos p\,\omega]$ with the `angles` $p\,\omega$.
 
@@ -36,8 +36,8 @@ def sinusoids(positions: Tensor, d_model: int) -> Tensor:
 def turned(x: Tensor, angle: Tensor) -> Tensor:
     """Rotate pairs of channels by angles: rotary positions (Su et al. 2021).
 
-    Channel $i$ of the first half of what is turned forms a pair with channel $i$ of
-    the second half, as in the models of transformers.
+    Channel $i$ of the first half of the rotated channels forms a pair with channel $i$
+    of the second half, as in the models of transformers.
 
     - `x`: `[..., time, heads, width]`.
     - `angle`: `[..., time, pairs]`; channels after the first `2 * pairs` stay.

@@ -1,9 +1,9 @@
-r"""Carry the largest scale of features so far, as online softmax does.
+r"""Track the running maximum of the scale of features, as online softmax does.
 
 Features with a scale (stabilised FAVOR+) are $\phi(k) = f\, e^{s}$. With $M_t$ the maximum
-of $s$ up to step $t$, the memory is in units of $e^{M_t}$: each step brings it to its own
-unit by the decay $\log d_t = M_{t-1} - M_t$. No step looks ahead, and the quotient of the
-normaliser does not depend on the unit. The scale of a query cancels in it, too.
+of $s$ up to step $t$, the state is divided by $e^{M_t}$: each step rescales it by the
+decay $\log d_t = M_{t-1} - M_t$. No step depends on later steps, and the quotient of
+the normaliser does not depend on the scale. The scale of a query cancels in it, too.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from fwlab import ops
 from fwlab.feature_maps import needs_plain_formula
 from fwlab.ops import _operation as operation
 
-#: Features that are smaller, next to a largest one of 1, need float64.
+#: A key with a feature below this, relative to its largest feature, needs float64.
 LEAST = 1e-26
 
 
@@ -24,11 +24,11 @@ def apply(
 ) -> tuple[Tensor, Any]:
     """Apply the rule of a `FastWeightAttention` to features with a scale.
 
-    The largest feature of a key is 1, but a query may read any. From the first key on
-    that has features beyond float32, a CPU computes in float64.
+    The largest feature of a key is 1, but a query may read any feature. From the first
+    key on that has features too small for float32, a CPU computes in float64.
 
     - `qk`: queries and keys of each head, before the feature map.
-    - Returns what heads read, and a `ScaledState` or None.
+    - Returns the outputs of the heads, and a `ScaledState` or None.
     """
     memory: Any = None
     before: Any = None
@@ -64,11 +64,11 @@ def apply(
 def rescale(
     layer: Any, q: Tensor, k: Tensor, before: Any, key_mask: Any, cu_seqlens: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    """Divide features by the largest scale so far.
+    """Compute features of queries and keys, relative to the running maximum scale.
 
-    - `before`: `[batch, heads]`, the largest scale of earlier calls; None = there is none.
-    - Returns queries, keys, the decay into the unit of each step, the last scale, and
-      which keys have a feature below `LEAST`: None = none has, or this is not known.
+    - `before`: `[batch, heads]`, the maximum of earlier calls; None = no earlier call.
+    - Returns queries, keys, the log decay of the state at each step, the last maximum,
+      and which keys have a feature below `LEAST`: None = no key, or unknown.
     """
     q = layer.feature_map.scaled(q)[0]
     k, scale = layer.feature_map.scaled(k)
@@ -110,5 +110,5 @@ def running_maximum(
 
 
 def difference(a: Tensor, b: Tensor) -> Tensor:
-    """Return `a - b`, and 0 where both are the same infinity."""
+    """Return `a - b`, or 0 where `a` and `b` are the same infinity."""
     return torch.where(a == b, 0, a - b)

@@ -1,4 +1,4 @@
-r"""Convolve the last few inputs of each channel, so that keys see their neighbours."""
+r"""Convolve each channel with its previous inputs, so that keys see earlier tokens."""
 
 import torch
 from torch import Tensor, nn
@@ -33,16 +33,16 @@ class ShortConvolution(nn.Module):
         key_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Convolve part of a sequence, and skip masked tokens.
+        """Convolve a part of a sequence, and skip masked tokens.
 
         - `x`: `[batch, time, channels]`.
         - `before`: `[batch, size - 1, channels]`, the inputs of the last real tokens, in
           float32 for half precision; None = 0. With `cu_seqlens`, one for each document.
         - `key_mask`, `cu_seqlens`: as for the layer.
-        - Returns the output, anything at masked tokens, and the inputs of the last real
-          tokens, as `before`.
+        - Returns the output, undefined at masked tokens, and the inputs of the last
+          real tokens, as `before`.
         """
-        layer = "FastWeightAttention"  # named in errors
+        layer = "FastWeightAttention"  # Error messages name this layer.
         dtype = operation.precision(layer, {"x": x})
         (batch, time, channels), past = x.shape, self.size - 1
         sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -55,10 +55,10 @@ class ShortConvolution(nn.Module):
         before = before.to(x.dtype)
         if key_mask is None and cu_seqlens is None:
             seen = torch.cat([before, x], 1)
-            # A copy: a view would keep the whole sequence in memory.
+            # The inputs are copied, as a view would keep the whole sequence in memory.
             return F.silu(self.convolve(seen)), seen[:, time:].to(dtype, copy=True)
-        # Every sequence has its real tokens one after another, behind those before it.
-        # Masked tokens go behind all real ones.
+        # The real tokens of a sequence follow its earlier inputs without gaps. Masked
+        # tokens are moved behind all real tokens.
         earlier, token, last = places(time, past, key_mask, cu_seqlens, x)
         size = time + past * (sequences // batch) + 1
         seen = x.new_zeros(batch, size, channels)
@@ -68,12 +68,12 @@ class ShortConvolution(nn.Module):
         return F.silu(y), seen.gather(1, _along(last, x)).view(shape).to(dtype)
 
     def convolve(self, x: Tensor) -> Tensor:
-        """Sum over the last `size` inputs, at each place that has that many."""
-        if x.shape[1] == self.size:  # one token
+        """Convolve `x` `[batch, time, channels]` along time, without padding."""
+        if x.shape[1] == self.size:  # A single token needs only a sum.
             return (x * self.weight.mT).sum(1, keepdim=True)
         x, w = x.mT, self.weight[:, None]
-        # On a CPU, the convolution of images need not move the channels. It has no fast
-        # form in float64, and no fast gradient in half precision.
+        # On a CPU, `conv2d` does not transpose the channels. It is slow in float64, and
+        # its gradient is slow in half precision.
         quick = x.dtype != torch.float64 and not torch.is_grad_enabled()
         if x.is_cpu and (quick or x.dtype == torch.float32):
             x, w = x.unsqueeze(2), w.unsqueeze(2)
@@ -87,16 +87,16 @@ class ShortConvolution(nn.Module):
 def places(
     time: int, past: int, key_mask: Tensor | None, cu_seqlens: Tensor | None, x: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the indices of earlier inputs, of tokens, and of the last inputs.
+    """Return the buffer indices of earlier inputs, of tokens, and of the last inputs.
 
-    Each is `[batch, places]`. A sequence begins with `past` earlier inputs.
+    Each result is `[batch, indices]`. A sequence begins with `past` earlier inputs.
     """
     real = x.new_ones(x.shape[:2], dtype=torch.bool) if key_mask is None else key_mask
     count = F.pad(real.cumsum(1), (1, 0))
     each = torch.arange(past, device=x.device)
     start, end, document = count[:, :1], count[:, -1:], torch.zeros_like(count[:, 1:])
     if cu_seqlens is not None:
-        borders = cu_seqlens.clamp(0, time)  # the operation says what is wrong
+        borders = cu_seqlens.clamp(0, time)  # The operation raises for invalid values.
         start, end = count[:, borders[:-1]], count[:, borders[1:]]
         steps = torch.arange(time, device=x.device)
         document = torch.bucketize(steps, borders[1:].contiguous(), right=True)
@@ -109,6 +109,6 @@ def places(
 
 
 def _along(place: Tensor, x: Tensor) -> Tensor:
-    """Return places `[batch, steps]` for all channels of `x`."""
-    # Not `take_along_dim`, which fixes the sizes of an exported program.
+    """Expand indices `[batch, steps]` to all channels of `x`."""
+    # `take_along_dim` would fix the sizes of an exported program.
     return place[..., None].expand(-1, -1, x.shape[2])

@@ -1,4 +1,4 @@
-"""Attend by a softmax over all past keys: the baseline."""
+"""Define causal softmax attention, the baseline of all comparisons."""
 
 import math
 from typing import Any
@@ -16,31 +16,31 @@ from fwlab.ops import _operation as operation
 
 
 class SoftmaxAttention(Causal):
-    r"""Causal multi-head attention (Vaswani et al. 2017), without biases.
+    r"""Compute causal multi-head attention without biases (Vaswani et al. 2017).
 
     - `d_model`: width of the input; a multiple of `heads`.
     - `heads`: number of heads.
     - `kv_heads`: as for `FastWeightAttention`; fewer than `heads` are grouped-query
       attention (Ainslie et al. 2023).
     - `attention_dropout`: probability of dropout of the attention weights in training,
-      from 0 to below 1. Above 0, training keeps `time` x `time` weights per head.
-    - Raises `ValueError` or `TypeError` for what does not fit.
+      from 0 to below 1. Above 0, training saves `time` x `time` weights per head.
+    - Raises `ValueError` or `TypeError` for invalid arguments.
 
     Options of today's models, all off (see "Options of `SoftmaxAttention`" on the page of
     the layers):
 
     - `head_width`: width of a head, for any `d_model`; None = `d_model / heads`.
-    - `rope`: the share of a head's width that is turned by the position (rotary
+    - `rope`: the fraction of a head's width that is rotated by the position (rotary
       positions, Su et al. 2021), from 0 to 1. There is no maximum length.
     - `rope_base`: the longest wavelength is nearly $2 \pi$ times this number.
     - `qk_norm`: divide queries and keys by their root mean square, and multiply them by
       trained weights: for each head ("head"), or for all heads together ("all").
-    - `norm_eps`: is added to the mean square there, 0 or more.
-    - `out_gate`: multiply what each head reads by $\sigma(W_g x)$.
+    - `norm_eps`: added to the mean square of `qk_norm`, 0 or more.
+    - `out_gate`: multiply the output of each head by $\sigma(W_g x)$.
 
-    Positions count real tokens, those that no `key_mask` hides. Its state, a
-    `KeyValueCache`, grows with every token. Without gradients it is a view of up to twice
-    as much memory, where the next tokens go.
+    Positions count only tokens that no `key_mask` hides. The state, a `KeyValueCache`,
+    grows with every token. Without gradients it is a view of a buffer of up to twice
+    its size, which has space for the next tokens.
 
         >>> SoftmaxAttention(d_model=8, heads=2).state_size(time=100)
         1600
@@ -75,7 +75,7 @@ class SoftmaxAttention(Causal):
         arguments.numbers(layer, "from 0 to 1", lambda part: 0 <= part <= 1, rope=rope)
         wanted, fits = "above 0 and finite", lambda base: 0 < base < math.inf
         arguments.numbers(layer, wanted, fits, rope_base=rope_base)
-        #: Channels that are turned, two for each angle.
+        #: The number of channels that are rotated, two for each angle.
         self.turned = round(rope * head_width)
         is_even = math.isclose(self.turned, rope * head_width, rel_tol=1e-9)
         is_even = is_even and self.turned % 2 == 0
@@ -99,7 +99,7 @@ class SoftmaxAttention(Causal):
             )
             self.q_norm = nn.RMSNorm(q_size, norm_eps)
             self.k_norm = nn.RMSNorm(k_size, norm_eps)
-        # Last, so that no other initial value depends on the options.
+        # This layer comes last, so that no other initial value depends on the options.
         self.to_gate = nn.Linear(d_model, width, bias=False) if out_gate else None
 
     def state_size(self, time: int) -> int:  # type: ignore[override]
@@ -135,8 +135,8 @@ class SoftmaxAttention(Causal):
             positions = torch.arange(q.shape[1], device=q.device)
         else:
             positions = key_mask.cumsum(1) - 1
-        # The number of earlier real tokens, for all rows or for each. The operation
-        # raises later if this is no state.
+        # Add the number of earlier real tokens, for all rows or for each row. The
+        # operation raises an error later if this state is invalid.
         if isinstance(state, ops.KeyValueCache):
             past: Any = operation.time_of(state.k, 4)
             if state.mask is not None:

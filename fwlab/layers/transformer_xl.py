@@ -1,4 +1,4 @@
-r"""Attend by a softmax to a memory of past segments: Transformer-XL.
+r"""Define Transformer-XL: softmax attention to a memory of past segments.
 
 The baseline of the fast weight papers for long texts: its segment memory
 keeps the most recent tokens, and drops the oldest.
@@ -19,7 +19,7 @@ from fwlab.ops import _operation as operation
 
 
 class SegmentState(NamedTuple):
-    """Hold the state of one layer: keys and values, concatenated.
+    """Hold the state of one layer, its past keys and values.
 
     - `memory`: `[batch, up to memory, heads, 2 * width]`, of the tokens
       before the segment.
@@ -34,7 +34,7 @@ class SegmentState(NamedTuple):
 
 
 def shift_rows(scores: Tensor) -> Tensor:
-    r"""Turn columns of distances into columns of key positions.
+    r"""Shift scores by distance so that their columns are key positions.
 
     Of $L$ rows, row $i$ moves left by $L - 1 - i$. To move all rows at
     once, add a column of zeros on the left and reshape to rows of another
@@ -50,7 +50,7 @@ def shift_rows(scores: Tensor) -> Tensor:
 
 
 class RelativeAttention(Causal):
-    r"""Attend to a segment and to the segment memory before it.
+    r"""Compute attention to a segment and to the segment memory before it.
 
     With $q_i = W_q x_i$ per head of width $d$, key $j$ gets the score
 
@@ -59,7 +59,7 @@ class RelativeAttention(Causal):
 
     with sinusoidal encodings $R$ of distances and trained biases $u$ (content) and $v$
     (position), which start at 0. Values do not depend on the position. Arguments and
-    methods are those of `TransformerXL`, for one layer without norms.
+    methods are the same as in `TransformerXL`, for one layer without norms.
     """
 
     codes: Tensor
@@ -85,7 +85,7 @@ class RelativeAttention(Causal):
         )
         self.content_bias = nn.Parameter(torch.zeros(heads, width))
         self.position_bias = nn.Parameter(torch.zeros(heads, width))
-        # Encodings of all distances that can occur: memory and segment together. They
+        # The codes encode all distances that occur in memory and segment together. They
         # follow from the sizes, so they are not saved.
         codes = sinusoids(torch.arange(memory + segment), d_model)
         self.register_buffer("codes", codes, persistent=False)
@@ -97,21 +97,21 @@ class RelativeAttention(Causal):
         return 2 * self.d_model * (min(time - done, self.memory) + done)
 
     def _mix(self, x: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
-        """Attend segment by segment, each to itself and to the memory before it."""
+        """Compute attention to the segment and the segment memory of each token."""
         layer, key_mask, forms = "TransformerXL", options["key_mask"], ("auto", "naive")
         arguments.choice(layer, forms, implementation=options["implementation"])
         batch, time, _ = x.shape
         (q,) = per_head(self.to_q(x), heads=self.heads)
         new = self._keys_and_values(x)
         memory, segment, mask = self._start(state, new)
-        # Places: where the segment begins, where the new tokens do, and the end.
+        # These indices are the start of the segment, of the new tokens, and the end.
         begin = start = memory.shape[1]
         past = start + segment.shape[1]
         end = past + time
         seen = later = torch.cat([memory, segment, new], 1)
         if torch.is_grad_enabled() and end - start > self.segment:
-            # A later segment sees a token by the same keys and values, with
-            # gradients to the projections but not to the token itself.
+            # Later segments see the same keys and values, with gradients that flow to
+            # the projections, but not to the tokens.
             again = self._keys_and_values(x.detach())
             later = torch.cat([memory, segment.detach(), again], 1)
         if key_mask is not None or mask is not None:
@@ -130,12 +130,12 @@ class RelativeAttention(Causal):
         out = self.to_out(torch.cat(y, 1).flatten(-2)) if y else x * 0
         if key_mask is not None:
             out = torch.where(key_mask[..., None], out, 0)
-        # Copies, which do not keep the whole sequence.
+        # The state is copied, because a view would keep the whole sequence in memory.
         after = later[:, first:begin].clone(), seen[:, begin:].clone()
         return out, SegmentState(*after, None if mask is None else mask[:, first:])
 
     def _start(self, state: Any, new: Tensor) -> SegmentState:
-        """Return an empty state, or one whose sizes are possible for this layer."""
+        """Check the state of an earlier call, or make an empty state for None."""
         if state is None:
             return SegmentState(new[:, :0], new[:, :0], None)
         given = "TransformerXL", state, SegmentState
@@ -148,18 +148,18 @@ class RelativeAttention(Causal):
         return operation.check_parts(*given, shapes, new, new.dtype)
 
     def _keys_and_values(self, x: Tensor) -> Tensor:
-        """Return keys and values in one tensor, because segments treat them alike."""
+        """Project `x` to keys and values in one tensor, `[..., heads, 2 * width]`."""
         return torch.cat([*per_head(self.to_k(x), self.to_v(x), heads=self.heads)], -1)
 
     def _attend(self, q: Tensor, keys_values: Tensor, real: Tensor | None) -> Tensor:
-        """Let the last steps attend to all: `[batch, time, heads, width]`."""
+        """Compute attention of the last steps to all keys up to each step."""
         time, count = q.shape[1], keys_values.shape[1]
         k, v = keys_values.chunk(2, -1)
         scores = torch.einsum("bihd,bjhd->bhij", q + self.content_bias, k)
         scores = scores + shift_rows(self._by_distance(q + self.position_bias, count))
         visible = scores.new_ones(time, count).bool().tril(count - time)
         if real is not None:
-            # A masked query still sees itself, so that no row is empty.
+            # A masked query still sees itself, so that no softmax is empty.
             itself = visible & ~visible.tril(count - time - 1)
             visible = ((visible & real[:, None]) | itself)[:, None]
         scores = scores * q.shape[-1] ** -0.5
@@ -168,12 +168,12 @@ class RelativeAttention(Causal):
         return torch.einsum("bhij,bjhd->bihd", weights, v)
 
     def _by_distance(self, q: Tensor, count: int) -> Tensor:
-        """Compute scores by decreasing distance: `[batch, heads, time, count]`."""
+        """Compute position scores `[batch, heads, time, count]` by falling distance."""
         codes = self.codes[:count].flip(0)
         if q.shape[1] > 1 or not is_plain(self.to_r):
             (r,) = per_head(self.to_r(codes), heads=self.heads)
             return torch.einsum("bihd,jhd->bhij", q, r)
-        # For one query it is cheaper to project the query than the codes.
+        # For one query, it is cheaper to project the query than all codes.
         W: Any = self.to_r.weight
         W = W.unflatten(0, (self.heads, -1))
         return torch.einsum("bihd,hdm->bhim", q, W) @ codes.to(q.dtype).T
@@ -240,7 +240,7 @@ class TransformerXL(Causal):
         return sum(block.mixer.state_size(time) for block in self.blocks)
 
     def _mix(self, x: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:
-        """Pass `x` through the blocks, each with its own part of the state."""
+        """Apply all blocks to `x`, each with its own part of the state."""
         layers, return_state = len(self.blocks), options.pop("return_state")
         if not return_state:
             for block in self.blocks:

@@ -76,11 +76,11 @@ __all__ = [
 TABLE: dict[str, Any] = {
     name: globals()[name] for name in __all__ if hasattr(globals().get(name), "forms")
 }
-"""The operations by name. Each has `forms`: the ways to compute it, simplest first."""
+"""All operations by name; `forms` lists the implementations of each, simplest first."""
 
 
 def implementations(op: str) -> tuple[str, ...]:
-    """Return the ways to compute an operation that are usable on this machine.
+    """Return the implementations of an operation that can run on this machine.
 
     - `op`: the name of a function of this module, such as "delta_rule".
     - Returns names for its `implementation` argument, simplest first.

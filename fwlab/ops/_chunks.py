@@ -1,12 +1,12 @@
-r"""Cut time into chunks, join it again, and multiply out decays.
+r"""Split sequences into chunks, join chunks, and compute products of decays.
 
-Inside a chunk, step $i$ finds what step $j$ wrote faded by $\Gamma_{ij}$, and the state
-before the chunk faded by $\gamma_i$:
+When step $i$ of a chunk reads, what step $j$ wrote has decayed by $\Gamma_{ij}$, and
+the state before the chunk by $\gamma_i$:
 
 $$\gamma_i = \prod_{m \le i} d_m, \qquad \Gamma_{ij} = \prod_{j < m \le i} d_m$$
 
-They are products, never quotients or differences of logarithms that may be infinite: a
-decay of 0 is allowed, and exact.
+They are computed without quotients and without differences of logarithms that may be
+infinite: a decay of 0 is allowed, and exact.
 """
 
 from typing import Any
@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-#: Steps per chunk, a power of two.
+#: The number of steps per chunk, a power of two.
 CHUNK = 32
-#: Rows (steps of all heads) computed together: on a CPU, so few that they stay in its
-#: caches; elsewhere, enough to keep a device busy.
+#: Rows (steps of all heads) that are computed together: few enough for the caches of a
+#: CPU, and on other devices enough to keep them busy.
 ROWS = {"cpu": 3072}
 ROWS_ELSEWHERE = 65536
 
 
 def plan(x: Tensor) -> tuple[int, list[tuple[slice, int]]]:
-    """Return the steps per chunk; of each group of chunks, the steps and their number.
+    """Return the chunk size, and for each group its steps and number of chunks.
 
     - `x`: `[batch, time, heads, width]`.
     """
@@ -39,10 +39,10 @@ def plan(x: Tensor) -> tuple[int, list[tuple[slice, int]]]:
 def cut(
     x: Tensor, steps: slice, chunk: int, dtype: torch.dtype, fill: float = 0
 ) -> Tensor:
-    """Copy steps of `[batch, time, heads, width]` to chunks `[n, C, width]`.
+    """Split steps of `[batch, time, heads, width]` into chunks `[n, C, width]`.
 
-    `n` counts chunks, then batch, then heads. A short last chunk is filled up: a zero
-    key writes nothing, and a decay of 1 forgets nothing.
+    The first dimension of the result is chunks x batch x heads. A short last chunk is
+    padded: a key of 0 writes nothing, and a decay of 1 forgets nothing.
     """
     x = x.detach()[:, steps]
     if missing := -x.shape[1] % chunk:
@@ -51,7 +51,7 @@ def cut(
 
 
 def join(x: Tensor, out: Tensor, steps: slice, chunk: int) -> None:
-    """Copy chunks, as `cut` returns them, to steps of `out`."""
+    """Copy chunks `[n, C, width]` to steps of a tensor: the inverse of `cut`."""
     out = out[:, steps]
     batch, time, heads, _ = out.shape
     x = x.unflatten(0, (-1, batch, heads)).permute(1, 0, 3, 2, 4)
@@ -65,14 +65,14 @@ def join(x: Tensor, out: Tensor, steps: slice, chunk: int) -> None:
 def fade(
     rows: list[Tensor], k: Tensor, decay: Tensor | None, early: bool = False
 ) -> tuple[list[Tensor], list[Tensor], Tensor, Tensor | None]:
-    r"""Apply the decays of chunks to keys, and to the rows that read.
+    r"""Apply the decays within chunks to keys, queries and erase keys.
 
-    - `rows`: one or two sets of rows, `[n, C, key]`. With `early`, those of the second
-      set read before the decay of their own step.
+    - `rows`: the queries, and perhaps the erase keys, `[n, C, key]`. With `early`, the
+      erase keys read before the decay of their own step.
     - `decay`: `[n, C, 1 or key]`; None = 1.
-    - Returns what each row finds in the keys up to its own step, `[n, C, C]`; the rows
-      as they find the state before the chunk, $\gamma R$; the keys as they are after
-      it, $\Gamma_C K$; and what is kept of the state, $\gamma_C$ `[n, 1, 1 or key]`.
+    - Returns the products of rows with the keys up to their own step, `[n, C, C]`; the
+      rows that read the state before the chunk, $\gamma R$; the keys in the state after
+      it, $\Gamma_C K$; and the decay of the state, $\gamma_C$ `[n, 1, 1 or key]`.
     """
     if decay is None:
         causal = k.new_ones(k.shape[1], k.shape[1]).tril()
@@ -87,11 +87,11 @@ def fade(
 
 
 class DecayProducts(torch.autograd.Function):
-    r"""Map decays `[n, C, 1]` to $P_{ij} = d_{j+1} \cdots d_i$, 0 for $i < j$.
+    r"""Compute products of decays, $P_{ij} = d_{j+1} \cdots d_i$ and 0 for $i < j$.
 
     $P$ is `[n, C + 1, C + 1]`: row and column 0 are the state before the chunk. A decay
-    of 0 is exact: the number in place of its logarithm has the exponential 0, and the
-    gradient of $d_t$, $\sum_{ij} dP_{ij} P_{it} P_{t-1,j}$, divides by nothing.
+    of 0 is exact: its logarithm is clamped to a number with the exponential 0, and the
+    gradient of $d_t$, $\sum_{ij} dP_{ij} P_{it} P_{t-1,j}$, has no division.
     """
 
     @staticmethod
@@ -101,7 +101,7 @@ class DecayProducts(torch.autograd.Function):
         total = decay.to(wide).abs().log().clamp(min=-750).cumsum(-1)
         total = F.pad(total, (1, 0))
         products = (total[:, :, None] - total[:, None]).to(decay.dtype).exp().tril()
-        if not decay.is_cpu or (decay < 0).any():  # 1 - beta of a beta above 1
+        if not decay.is_cpu or (decay < 0).any():  # 1 - beta may be negative.
             signs = torch.where(decay < 0, -1, 1).to(decay.dtype).cumprod(-1)
             signs = F.pad(signs, (1, 0), value=1)
             products *= signs[:, :, None] * signs[:, None]
@@ -123,9 +123,9 @@ def fade_channels(
 ) -> tuple[list[Tensor], list[Tensor], Tensor, Tensor]:
     """Apply decays per key channel, as `fade` does per head, by merging blocks.
 
-    Begin with blocks of one step, `[n, C blocks, 1 step, key]`. Where two blocks meet,
-    the rows of the second, faded since the border, read the keys of the first, faded
-    until the border.
+    It starts with blocks of one step, `[n, C blocks, 1 step, key]`. Where two blocks
+    are merged, the rows of the second, decayed since the border, read the keys of the
+    first, decayed until the border.
     """
 
     def pairs(blocks: Tensor) -> Any:

@@ -1,9 +1,9 @@
-"""Check arguments, apply masks, and choose a form, for every operation.
+"""Check arguments, apply masks, and select the implementation of an operation.
 
 An operation is its public function. The annotations of its tensors name their
-dimensions; `match` checks them. This module has what all calls share: errors that
-name the argument, what was expected and what came; precision; masks; parts of states;
-the choice of a form.
+dimensions; `match` checks them. This module contains the code that all operations
+share: error messages (with the argument, what was expected, and what was passed),
+precision, masks, parts of states, and the selection of an implementation.
 """
 
 import functools
@@ -33,16 +33,16 @@ from fwlab.ops.states import separate
 
 P = ParamSpec("P")
 DTYPES = torch.float16, torch.bfloat16, torch.float32, torch.float64
-#: Forms that `torch.func` can transform: nothing in them is differentiated by hand.
+#: Implementations that `torch.func` can transform: they have no custom gradients.
 PLAIN = "naive", "chunked"
-#: By how much a gate may leave its range: rounding, and steps of numerical gradients.
+#: Tolerance for gates outside of their range, due to rounding or numerical gradients.
 SLACK = 1e-4
-#: A constant, since `torch.compile` in PyTorch 2.6 cannot look it up.
+#: The maximum of float64. `torch.compile` in PyTorch 2.6 cannot trace `torch.finfo`.
 LARGEST = torch.finfo(torch.float64).max
 
 
 class Options(TypedDict, total=False):
-    """Name the options of every operation that has a state: see `sum_rule`."""
+    """Declare the keyword options of operations with a state: see `sum_rule`."""
 
     key_mask: Tensor | None
     state: Any
@@ -50,7 +50,7 @@ class Options(TypedDict, total=False):
     implementation: str
 
 
-#: The default of each option.
+#: The default values of `Options`.
 DEFAULTS: dict[str, Any] = {
     "key_mask": None,
     "state": None,
@@ -60,9 +60,9 @@ DEFAULTS: dict[str, Any] = {
 
 
 class Range(NamedTuple):
-    """Bound the numbers of an argument, in its annotation.
+    """Declare the range of the values of an argument, in its annotation.
 
-    - `hint`: the probable meaning of a number out of range.
+    - `hint`: the advice at the end of the error message for a value out of range.
     """
 
     least: float
@@ -71,15 +71,15 @@ class Range(NamedTuple):
 
 
 class Refused(ValueError):
-    """Signal that the chosen form cannot compute a call."""
+    """Signal that the requested implementation cannot compute a call."""
 
 
 class Kernel(NamedTuple):
-    """Hold a form that runs only on some devices, and for some inputs.
+    """Hold an implementation that supports only some devices and some inputs.
 
-    - `load`: returns the function; a device's compiler is imported only then.
-    - `why_not`: says why it cannot run for these inputs; None = it can. Called
-      without inputs, it checks only this machine.
+    - `load`: imports the compiler of a device, and returns the function.
+    - `why_not`: returns the reason why the function cannot compute these inputs, or
+      None. Called without inputs, it checks only this machine.
     """
 
     load: Callable[[], Callable[..., Any]]
@@ -87,14 +87,14 @@ class Kernel(NamedTuple):
 
 
 class Dimensions(NamedTuple):
-    """Hold the annotated dimensions of a function's tensors, by argument."""
+    """Hold the dimension names and value ranges of tensors, by argument."""
 
     names: dict[str, tuple[str, ...]]
     ranges: dict[str, Range]
 
 
 def annotated(function: Callable[..., Any]) -> Dimensions:
-    """Return the dimensions and the ranges of a function's tensors."""
+    """Read the dimensions and ranges of a function's tensors from its annotations."""
     found = Dimensions({}, {})
     for name, hint in get_type_hints(function, include_extras=True).items():
         for part in (hint, *get_args(hint)):
@@ -111,11 +111,11 @@ def public(
     defaults: Mapping[str, Any],
     compute: Callable[[dict[str, Any]], Any],
 ) -> Any:
-    """Return the function that users call: it binds all arguments for `compute`.
+    """Make the public function of an operation, which binds arguments for `compute`.
 
-    - `function`: has the signature, with `**options` for the keywords in `options`,
-      which have these `defaults`, and the documentation.
-    - `compute`: takes all arguments by name.
+    - `function`: has the signature and the docstring. The keywords of `options`, with
+      these `defaults`, replace its `**options`.
+    - `compute`: takes a dict of all arguments by name.
     """
     own, hints = signature(function), get_type_hints(options)
     named = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
@@ -128,7 +128,7 @@ def public(
     default = {p.name: p.default for p in named if p.default is not p.empty}
     names = {p.name for p in named}
 
-    # As Python binds arguments to names, but quicker.
+    # This does the same as `Signature.bind`, but faster.
     @functools.wraps(function)
     def call(*args: Any, **given: Any) -> Any:
         first = dict(zip(positional, args, strict=False))
@@ -136,7 +136,7 @@ def public(
         fits = len(first) == len(args) and not {*first} & {*given}
         if not fits or {*bound} != names:
             try:
-                every.bind_partial(*args, **given)  # first, the superfluous arguments
+                every.bind_partial(*args, **given)  # This reports extra arguments.
                 every.bind(*args, **given)
             except TypeError as error:
                 raise TypeError(f"{function.__name__}: {error}") from None
@@ -155,17 +155,17 @@ def operation(
     steps: tuple[str, ...] = ("batch", "time"),
     plain: Sequence[str] = PLAIN,
 ) -> Callable[[Callable[P, tuple[Tensor, Any]]], Callable[P, Any]]:
-    """Make an operation of its body: decorate a function from tensors to `(y, state)`.
+    """Return a decorator that adds checks, masks and options to an operation.
 
-    The body takes all arguments of the call: tensors that fit together, masked steps
-    filled, and the name of a form that exists. It runs in full precision.
+    The decorated function takes tensors whose shapes match, with masked steps filled,
+    and a valid `implementation`. It returns `(y, state)`, and runs without autocast.
 
-    - `forms`: how it is computed; "auto" prefers the last that can run.
+    - `forms`: the implementations by name; "auto" selects the last that can run.
     - `like`: the argument whose dtype the result has.
-    - `options`, `defaults`: the keywords in the place of the body's `**options`.
-    - `fills`: the value in a masked step, by argument, if it is not 0.
+    - `options`, `defaults`: the keywords that replace the function's `**options`.
+    - `fills`: the values that replace masked steps, by argument, if they are not 0.
     - `steps`: the dimensions of a mask.
-    - `plain`: forms that `torch.func` can transform.
+    - `plain`: the implementations that `torch.func` can transform.
     """
 
     def decorate(body: Callable[P, tuple[Tensor, Any]]) -> Callable[P, Any]:
@@ -199,7 +199,7 @@ def operation(
                     **x | {"implementation": wanted}
                 )
                 y = (y if mask is None else masked(y, mask)).to(lead.dtype)
-            # A state that nothing was added to is the caller's own.
+            # After an empty sequence, the state is the caller's own: clone it.
             every = not sizes[steps[-1]]
             return (y, separate(after, every)) if x.get("return_state") else y
 
@@ -216,9 +216,9 @@ def operation(
 def prepare(
     op: str, forms: Mapping[str, Any], wanted: str, *inputs: Tensor
 ) -> tuple[Any, ...]:
-    """Return the form of a name, and its inputs in the precision of sums.
+    """Return the function of an implementation, and its inputs in at least float32.
 
-    A kernel gets them as they are: it converts while it loads.
+    The inputs of a kernel keep their dtype: the kernel converts what it loads.
     """
     form = choose(op, forms, wanted, inputs[0], *inputs)
     if form not in forms.values():
@@ -228,21 +228,21 @@ def prepare(
 
 
 def empty(like: Tensor, *others: Tensor) -> Tensor:
-    """Return the output of an empty sequence, connected to all inputs for autograd."""
+    """Return an empty output that gives every input a gradient of zeros."""
     return like * sum(x.sum().to(like.dtype) for x in others)
 
 
 def unseen(like: Tensor, *sizes: Sequence[int]) -> list[Tensor]:
-    r"""Return keys of $-\infty$ and values of 0 of each size, in the precision of sums."""
+    r"""Return keys of $-\infty$ and values of 0 of each size, in at least float32."""
     dtype = torch.promote_types(like.dtype, torch.float32)
     fills = [(size, fill) for size in sizes for fill in (-torch.inf, 0)]
     return [like.new_full(size, fill, dtype=dtype) for size, fill in fills]
 
 
 def check_borders(op: str, borders: Any, like: Tensor) -> None:
-    """Raise unless `borders` are integers that rise from 0 to `time`, and batch is 1.
+    """Raise unless `cu_seqlens` rises from 0 to the sequence length, and batch is 1.
 
-    Their values are read only where this costs no synchronisation.
+    The values are read only where this needs no synchronisation.
 
     - `like`: `[batch, time, ...]`.
     """
@@ -268,8 +268,8 @@ def check_borders(op: str, borders: Any, like: Tensor) -> None:
 
 
 def document_lengths(op: str, borders: Tensor, time: int) -> list[int]:
-    """Return the lengths of packed documents; raise unless their borders are right."""
-    ends = [int(end) for end in borders.cpu()]  # `tolist` fails in vmap, PyTorch 2.6
+    """Return the lengths of packed documents; raise if `borders` are invalid."""
+    ends = [int(end) for end in borders.cpu()]  # `tolist` fails in vmap of PyTorch 2.6.
     if ends[0] or ends[-1] != time or ends != sorted(ends):
         raise ValueError(
             f"{op}: expected cu_seqlens to rise from 0 to {time}, the number of steps, "
@@ -290,7 +290,7 @@ def map_documents(
 
     - `call`: takes a document's `steps` by name, `state` and `return_state`.
     - `steps`: the tensors with one entry for each step, `[1, time, ...]`.
-    - `state`: what an operation returns for a batch of all documents, or None.
+    - `state`: a state with one row for each document, or None.
     """
     given = {n: x for n, x in steps.items() if x is not None}
     first = next(iter(given.values()))
@@ -331,9 +331,9 @@ def mask_documents(
     state: Any,
     return_state: bool,
 ) -> tuple[Tensor, Any]:
-    """Compute packed documents in a graph, which cannot read their borders.
+    """Compute packed documents in a traced graph, where `borders` have no values.
 
-    Each document is a row of a batch in which all others are masked.
+    Each document is one row of a batch, in which all other documents are masked.
     """
     first = next(iter(steps.values()))
     index = torch.arange(first.shape[1], device=borders.device)
@@ -342,16 +342,16 @@ def mask_documents(
     rows["key_mask"] = own & rows["key_mask"] if "key_mask" in rows else own
     made = call(**rows, state=state, return_state=return_state)
     y, after = made if return_state else (made, None)
-    return y.sum(0, keepdim=True), after  # all rows of a step but one are 0
+    return y.sum(0, keepdim=True), after  # Only one row of each step is nonzero.
 
 
 def match(
     op: str, tensors: Mapping[str, Any], dims: Mapping[str, Sequence[str]]
 ) -> dict[str, int]:
-    """Return the size of every dimension; raise if tensors disagree.
+    """Return the size of every named dimension; raise if shapes do not match.
 
-    A dimension has the size that it has in the first tensor. The last one may be
-    missing if its name is in brackets.
+    The first tensor that has a dimension determines its size. The last dimension of a
+    tensor is optional if its name is in brackets.
     """
     sizes: dict[str, int] = {}
     for argument, x in tensors.items():
@@ -376,7 +376,7 @@ def match(
 
 
 def check_dense(op: str, argument: str, x: Any) -> None:
-    """Raise unless `x` is a tensor with all its entries."""
+    """Raise `TypeError` unless `x` is a dense tensor, neither nested nor sparse."""
     if not isinstance(x, Tensor):
         kind = type(x).__name__
         raise TypeError(f"{op}: expected {argument} to be a tensor, got {kind}")
@@ -386,7 +386,7 @@ def check_dense(op: str, argument: str, x: Any) -> None:
 
 
 def precision(op: str, tensors: Mapping[str, Tensor]) -> torch.dtype:
-    """Return the dtype of states and sums: float64 for float64, else float32.
+    """Check the dtypes of tensors; return the dtype of states, float64 or float32.
 
     Half precision and float32 may be mixed, as autocast does.
     """
@@ -427,7 +427,7 @@ def check_part(
     dtype: torch.dtype,
     like: Tensor,
 ) -> None:
-    """Raise unless a part of a state has this shape and dtype."""
+    """Raise unless a tensor of a state has the expected shape, dtype and device."""
     check_dense(op, argument, x)
     if [*x.shape] != [*shape]:
         raise ValueError(
@@ -442,7 +442,7 @@ def check_part(
 
 
 def check_state(op: str, state: Any, kind: Any) -> None:
-    """Raise unless a state is the named tuple `kind`, or a tuple as long."""
+    """Raise `TypeError` unless a state is a tuple of as many parts as `kind` has."""
     names = kind._fields
     if not isinstance(state, tuple) or len(state) != len(names):
         raise TypeError(
@@ -459,9 +459,9 @@ def check_parts(
     like: Tensor,
     dtype: torch.dtype | None = None,
 ) -> Any:
-    """Return a state as the named tuple `kind`; raise unless its parts are right.
+    """Return a state as the named tuple `kind`; raise if one of its tensors is invalid.
 
-    - `dtype`: of all parts but a mask, which may be None; None = the dtype of sums.
+    - `dtype`: of all parts except a mask, which may be None; None = at least float32.
     """
     check_state(op, state, kind)
     dtype = dtype or torch.promote_types(like.dtype, torch.float32)
@@ -474,7 +474,7 @@ def check_parts(
 
 
 def check_mask(op: str, argument: str, mask: Any, like: Tensor, **sizes: int) -> None:
-    """Raise unless `mask` is a bool tensor with these dimensions."""
+    """Raise unless `mask` is a bool tensor with dimensions of the given sizes."""
     check_dense(op, argument, mask)
     if mask.dtype != torch.bool:
         raise TypeError(
@@ -491,9 +491,9 @@ def check_mask(op: str, argument: str, mask: Any, like: Tensor, **sizes: int) ->
 
 
 def time_of(part: Any, dims: int) -> int:
-    """Return the number of steps in a part of a state; 0 if it is no such tensor.
+    """Return the number of steps in a tensor of a state, or 0 if it is invalid.
 
-    - `part`: the part; if it is a tuple, its first entry counts.
+    - `part`: the tensor, or a tuple whose first entry is used.
     """
     part = part[0] if isinstance(part, tuple) and part else part
     fits = isinstance(part, Tensor) and not part.is_nested and part.dim() == dims
@@ -503,7 +503,7 @@ def time_of(part: Any, dims: int) -> int:
 def is_like(
     x: Any, shape: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> bool:
-    """Return True if `x` is a dense tensor of this kind."""
+    """Return True if `x` is a dense tensor of this shape and dtype, on this device."""
     return (
         isinstance(x, Tensor)
         and x.layout is torch.strided
@@ -513,7 +513,7 @@ def is_like(
 
 
 def check_scale(op: str, scale: Any) -> None:
-    """Raise unless `scale` is a finite number, or a tensor of one."""
+    """Raise unless `scale` is a finite number or a tensor with one entry."""
     text = f"{op}: expected scale to be a finite number"
     if isinstance(scale, Tensor):
         check_dense(op, "scale", scale)
@@ -541,7 +541,7 @@ def queries_per_head(op: str, queries: int, heads: int) -> int:
 
 
 def check_range(op: str, argument: str, x: Tensor, bound: Range) -> None:
-    """Raise for a value out of range, if reading values costs no synchronisation."""
+    """Raise for a value out of range; on a GPU, skip this check."""
     if not is_known(x) or not x.numel():
         return
     low, high = (end.item() for end in x.detach().aminmax())
@@ -555,15 +555,15 @@ def check_range(op: str, argument: str, x: Tensor, bound: Range) -> None:
 
 
 def is_known(x: Tensor) -> bool:
-    """Return True if the values of a call may decide how it is computed.
+    """Return True if code may branch on the values of `x`.
 
-    Reading them would wait for a GPU, and `torch.func` cannot branch on values.
+    Reading them would synchronise with a GPU, and `torch.func` forbids such branches.
     """
     return x.is_cpu and not is_transformed() and not is_traced(x)
 
 
 def masked(x: Tensor, mask: Tensor | None, fill: float = 0) -> Tensor:
-    """Return `[batch, time, ...]` with `fill` in masked steps, which may hold NaN."""
+    """Replace masked steps of `[batch, time, ...]`, even NaN, by the number `fill`."""
     if mask is None:
         return x
     return torch.where(mask.view(*mask.shape, *[1] * (x.dim() - mask.dim())), x, fill)
@@ -572,9 +572,9 @@ def masked(x: Tensor, mask: Tensor | None, fill: float = 0) -> Tensor:
 def check_form(
     op: str, forms: Mapping[str, Any], wanted: Any, plain: Sequence[str] = PLAIN
 ) -> str:
-    """Return the name of a form, or "auto"; raise for one that cannot be.
+    """Return the name of an implementation, or "auto"; raise for an invalid name.
 
-    Where `torch.func` transforms a call, "auto" becomes the last plain form.
+    Where `torch.func` transforms a call, "auto" becomes the last name in `plain`.
     """
     if wanted not in ("auto", *forms):
         arguments.choice(op, ("auto", *forms), implementation=wanted)
@@ -582,7 +582,7 @@ def check_form(
         return wanted
     plain = [name for name in forms if name in plain]
     if "efficient" in plain and forward_ad._current_level >= 0:
-        plain.remove("efficient")  # PyTorch's own has no forward mode
+        plain.remove("efficient")  # PyTorch's own attention has no forward mode.
     if wanted == "auto":
         return plain[-1]
     if wanted not in plain:
@@ -597,7 +597,7 @@ def check_form(
 def choose(
     op: str, forms: Mapping[str, Any], wanted: str, like: Tensor, *inputs: Any
 ) -> Callable[..., Any]:
-    """Return the form of a name; "auto" = the last one that can run for these inputs.
+    """Return the function of an implementation; "auto" selects the last that can run.
 
     - `like`: a tensor on the device of the inputs.
     """
@@ -605,7 +605,7 @@ def choose(
         form = forms[name]
         if not isinstance(form, Kernel):
             return form
-        if wanted == "auto" and like.is_cpu:  # Triton's interpreter is far too slow
+        if wanted == "auto" and like.is_cpu:  # Triton's interpreter is too slow.
             continue
         reason = form.why_not(*inputs)
         if reason is None:
@@ -622,18 +622,18 @@ def choose(
 
 @functools.cache
 def warn_once(text: str) -> None:
-    """Warn at most once for each text."""
+    """Emit a warning with this text, at most once per process."""
     warnings.warn(text, stacklevel=4)
 
 
 @constant
 def tell(text: str) -> None:
-    """Warn once, also where `torch.compile` traces the call."""
+    """Emit a warning once, also in a call that `torch.compile` traces."""
     warn_once(text)
 
 
 def in_words(kind: torch.dtype | torch.layout) -> str:
-    """Return a dtype or a layout without the prefix "torch.": "float32"."""
+    """Return the name of a dtype or layout without "torch.", such as "float32"."""
     return str(kind).removeprefix("torch.")
 
 
@@ -647,5 +647,5 @@ PerHead = Annotated[Tensor, "batch time heads"]
 LogDecay = Annotated[Tensor, "batch time heads", AtMost0]
 LogDecayPerKey = Annotated[Tensor, "batch time heads key", AtMost0]
 LogDecayPerHeadOrKey = Annotated[Tensor, "batch time heads [key]", AtMost0]
-#: AFT: its heads are channels.
+#: The inputs of AFT, which has channels in place of heads.
 Steps = Annotated[Tensor, "batch time channels"]

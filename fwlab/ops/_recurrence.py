@@ -1,4 +1,4 @@
-"""Combine forward and backward pass into an autograd function and a custom operator.
+"""Make an autograd function and a custom operator of a forward and a backward pass.
 
 With ordinary tensors a `Recurrence` is an autograd function. Where a call is only
 traced (`torch.compile`, `torch.export`, the device "meta"), it is the operator
@@ -19,18 +19,18 @@ Results = tuple[Sequence[Tensor], Sequence[Tensor]]
 
 
 class Recurrence:
-    """Compute `forward`, with `backward` for its gradients.
+    """Combine a forward and a backward function into one differentiable function.
 
-    - `forward(x, keep, *options)` returns the results and, if `keep`, what else the
-      backward pass needs: two sequences of tensors, all of them new memory. The inputs
-      are kept anyway.
+    - `forward(x, keep, *options)` returns two sequences of newly allocated tensors: the
+      results and, if `keep`, the tensors that the backward pass needs besides the
+      inputs, which are always saved.
     - `backward(x, kept, gradients, needed, *options)` returns a gradient or None for
-      each of `x`. A missing gradient is None; at least one is present.
+      each of `x`. In `gradients`, None stands for 0; at least one is a tensor.
     - `shapes(x, keep, *options)` returns empty tensors with the shapes of `forward`.
-    - `reads`: the indices of results that the backward pass also gets, after what is
-      kept.
-    - `spares`: the indices of inputs that it does not need: an ordinary call does not
-      keep them, and passes None.
+    - `reads`: the indices of results that the backward pass also gets, after the saved
+      tensors.
+    - `spares`: the indices of inputs that the backward pass does not need: an eager
+      call does not save them, and passes None.
     - `x`, `options`: the arguments of a call, as PyTorch's operators declare them:
       "Tensor q, Tensor? decay" and "bool early".
     """
@@ -103,7 +103,7 @@ class Recurrence:
     def __call__(
         self, x: Tensors, *options: bool | int | float | str | Callable | None
     ) -> Any:
-        """Return the results of `forward`; a traced call takes no functions."""
+        """Compute the results; traced calls support no options that are functions."""
         keep = needs_backward(*x)
         if is_traced(x[0]):
             dense = [part if part is None else part.contiguous() for part in x]
@@ -114,7 +114,7 @@ class Recurrence:
 
 
 class _Function(Function):
-    """Compute a recurrence with ordinary tensors."""
+    """Connect a `Recurrence` to autograd, for calls that are not traced."""
 
     @staticmethod
     def forward(ctx: Any, recurrence: Recurrence, options: tuple, *x: Any) -> Any:
@@ -133,14 +133,14 @@ class _Function(Function):
         first = next((g for g in dy if g is not None), None)
         if first is None:
             return None, None, *[None] * n
-        saved = ctx.saved_tensors  # under activation checkpointing, readable once
+        saved = ctx.saved_tensors  # Activation checkpointing allows only one access.
         with full_precision(first):
             dx = ctx.recurrence.backward(saved[:n], saved[n:], dy, needed, *ctx.options)
         return None, None, *dx
 
 
 def _compact(x: Tensor) -> Tensor:
-    """Return a contiguous tensor without an offset, a copy if necessary."""
+    """Return a contiguous tensor with storage offset 0, cloned if necessary."""
     if x.storage_offset() or not x.is_contiguous():
         return x.clone(memory_format=torch.contiguous_format)
     return x
@@ -156,7 +156,7 @@ def differentiate(
     with torch.enable_grad():
         own = {name: x.detach().requires_grad_() for name, x in leaves.items()}
         results = function(own)
-    # Inside a node autograd does not record. `vjp` does, and takes longer.
+    # Autograd does not record inside of a custom operator; `vjp` does, but is slower.
     if not any(x.grad_fn is not None for x in results.values()):
         results, pull_back = torch.func.vjp(function, leaves)  # type: ignore[misc]
         return results, lambda gradients: pull_back(gradients)[0]
@@ -172,7 +172,7 @@ def differentiate(
 
 
 def refuse_second_derivative() -> None:
-    """Raise in a backward pass that autograd will differentiate again."""
+    """Raise `RuntimeError` in a backward pass with `create_graph=True`."""
     if torch.is_grad_enabled():
         raise RuntimeError(
             "the efficient implementation has no second derivative; for "
@@ -182,10 +182,10 @@ def refuse_second_derivative() -> None:
 
 
 def full_precision(x: Tensor) -> AbstractContextManager:
-    """Disable autocast on the device of `x`, which would sum in half precision."""
+    """Return a context that disables autocast on the device of `x`."""
     device = x.device.type
     if x.is_meta or not torch.is_autocast_enabled(device):
-        return nullcontext()  # to keep it out of graphs
+        return nullcontext()  # This keeps the context out of traced graphs.
     return torch.autocast(device, enabled=False)
 
 
@@ -195,19 +195,19 @@ def has_autocast(x: Tensor) -> bool:
 
 
 def sum_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype of states and sums: float64 for float64, else float32."""
+    """Return the dtype of states and sums for inputs like `x`: float64 or float32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def needs_backward(*tensors: Tensor | None) -> bool:
-    """Return True if a backward pass may follow."""
+    """Return True if autograd records operations on these tensors."""
     return torch.is_grad_enabled() and any(
         x is not None and x.requires_grad for x in tensors
     )
 
 
 def is_transformed() -> bool:
-    """Return True if `torch.func` or forward mode transforms a call.
+    """Return True under a `torch.func` transform or forward-mode differentiation.
 
     Transformed code must not branch on values, and a custom autograd function has no
     forward-mode derivative.
@@ -216,14 +216,14 @@ def is_transformed() -> bool:
 
 
 def constant(function: Callable[..., Any]) -> Any:
-    """Mark a function whose result is a constant to `torch.compile`.
+    """Mark a function whose result `torch.compile` treats as a constant.
 
-    So does `torch.compiler.assume_constant_result`, but that loads the compiler.
+    `torch.compiler.assume_constant_result` does the same, but loads the compiler.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 def is_traced(x: Any) -> bool:
-    """Return True if a call is traced for a graph, without values."""
+    """Return True if a call is traced into a graph, where tensors have no values."""
     return torch.compiler.is_compiling() or x.is_meta or hasattr(x, "fake_mode")

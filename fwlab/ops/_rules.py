@@ -1,8 +1,8 @@
 """Turn the expression of a fast weight rule into an operation.
 
 The body of a rule is one expression, the inputs of its recurrence at each step. Scale,
-normalisation, grouped heads, masks and packed documents are done here, once, so that
-every rule and every form has them.
+normalisation, grouped heads, masks and packed documents are implemented here once, for
+all rules and all implementations.
 """
 
 import functools
@@ -28,12 +28,12 @@ from fwlab.ops.states import NormalizedState
 P = ParamSpec("P")
 Loop = Callable[..., tuple[Tensor, ...]]
 State = Tensor | NormalizedState
-#: The logarithm of a decay after which quotients in float32 lose digits.
+#: Below this logarithm of a decay, quotients in float32 lose digits.
 FAINT = -80.0
 
 
 class RuleOptions(Options, total=False):
-    """Name the options of every rule: see `sum_rule`."""
+    """Declare the keyword options of all rules: see `sum_rule`."""
 
     scale: float | Tensor | None
     cu_seqlens: Tensor | None
@@ -47,7 +47,7 @@ class Inputs(NamedTuple):
 
     - `decay`: `[batch, time, heads, 1 or key]`, from 0 to 1; `factor` makes it from a
       logarithm. `strength`: `[batch, time, heads, 1]`. None = 1.
-    - `erase_key`: what a delta rule retrieves with, like `k`; None = `k`. With `early`,
+    - `erase_key`: the key whose value a delta rule retrieves; None = `k`. With `early`,
       it retrieves before the decay.
     - `q`, `k`, `v`: None = the arguments of the call.
     """
@@ -62,7 +62,7 @@ class Inputs(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """Hold the forms and properties of a rule: see `rule`."""
+    """Hold the implementations and properties of a fast weight rule: see `rule`."""
 
     name: str
     gates: Callable[..., Inputs]
@@ -81,12 +81,12 @@ def rule(
     *,
     corrects: bool = False,
 ) -> Callable[[Callable[P, Inputs]], Callable[P, Any]]:
-    """Make an operation of a rule: decorate a function from its tensors to `Inputs`.
+    """Return a decorator that makes an operation of a function that returns `Inputs`.
 
-    - `forms`: how its recurrence is computed; "auto" prefers the last.
-    - `loop`, `normalized_loop`: the rule step by step, "naive", without and with a
-      normaliser; without a `log_decay` that is optional.
-    - `corrects`: whether it writes the difference to what the key retrieves.
+    - `forms`: the implementations of its recurrence; "auto" prefers the last.
+    - `loop`, `normalized_loop`: the naive implementation, without and with a
+      normaliser; an optional `log_decay` is applied outside of it.
+    - `corrects`: True for delta rules, which write the difference to a retrieved value.
     """
 
     def decorate(gates: Callable[P, Inputs]) -> Callable[P, Any]:
@@ -105,7 +105,7 @@ def rule(
 
 
 def call(rule: Rule, given: dict[str, Any]) -> Any:
-    """Compute one call: check, mask, compute, mask."""
+    """Check the arguments of a rule, compute it, and mask its outputs."""
     x = {
         name: given[name]
         for name in rule.tensors.names
@@ -121,7 +121,7 @@ def call(rule: Rule, given: dict[str, Any]) -> Any:
     W, z = start(rule.name, state, normalize, sizes, dtype, x["q"])
     y_dtype, group = x["v"].dtype, max(sizes["queries"] // max(sizes["heads"], 1), 1)
     first = None if borders is None else first_steps(borders, sizes["time"])
-    # Autograd's own backward pass may run under autocast, too: one by hand does not.
+    # Autograd differentiates a single chunk, but not in full precision under autocast.
     alone = state is None and not return_state and not has_autocast(x["q"])
     with full_precision(x["q"]):
         x = prepare(rule, x, mask, normalize, dtype, group)
@@ -141,12 +141,12 @@ def call(rule: Rule, given: dict[str, Any]) -> Any:
             y, W, z = form(inputs, W, z, alone)
             y = y if y.shape[1] == sizes["time"] else last_steps(y, sizes["time"])
         if borders is not None and operation.is_known(y) and not y.isfinite().all():
-            return map_documents(rule, given, given_x)  # 0 times infinity is NaN
+            return map_documents(rule, given, given_x)  # 0 times infinity is NaN.
         y = y if mask is None else masked(y, mask)
         y = (y if scale is None else scaled(y, scale, normalize)).to(y_dtype)
     if not return_state:
         return y
-    # Copies of a memory have stayed equal. A state is the caller's, who may change it.
+    # The states of a group are equal. Callers may edit the state, so it is a clone.
     W, *sums = (
         (s[:, ::group].clone() if s.requires_grad or group > 1 else s).to(dtype)
         for s in (W, z)
@@ -158,7 +158,7 @@ def call(rule: Rule, given: dict[str, Any]) -> Any:
 def one_token(
     rule: Rule, state: State, normalize: bool = False, **x: Tensor
 ) -> tuple[Tensor, State]:
-    """Compute the next token of a text, in a third of the time: nothing is checked.
+    """Compute one step of a rule without checks, in a third of the time.
 
     - `state`: the state that a call with `return_state` has returned.
     - `x`: the tensors of the rule by name, without gradients, in the dtype of the state.
@@ -180,9 +180,9 @@ def one_token(
 def can_continue(
     state: Any, shape: tuple[int, ...], like: Tensor, normalize: bool = False
 ) -> bool:
-    """Return True if `one_token` may continue from a state.
+    """Return True if `one_token` supports a state and an input.
 
-    - `shape`: the shape of its `W`; `like`: a tensor of its dtype, on its device.
+    - `shape`: the shape of `W`; `like`: a tensor of its dtype, on its device.
     """
     if torch.is_grad_enabled() or is_transformed() or is_traced(like):
         return False
@@ -199,7 +199,7 @@ def can_continue(
 def check(
     rule: Rule, x: dict[str, Any], given: dict[str, Any]
 ) -> tuple[dict[str, int], torch.dtype, str]:
-    """Return sizes, precision and form of a call; raise if arguments do not fit."""
+    """Check all arguments of a rule; return sizes, dtype and implementation."""
     op = rule.name
     sizes = operation.match(op, x, rule.tensors.names)
     if sizes["queries"] != sizes["heads"]:
@@ -230,22 +230,22 @@ def prepare(
     dtype: torch.dtype,
     group: int,
 ) -> dict[str, Tensor]:
-    """Return the tensors of a call: masked, gates in full precision, a memory per query.
+    """Mask inputs, convert gates to full precision, and repeat keys of grouped heads.
 
-    Copies of one memory are exact in every form, at the cost of as many memories as
-    queries.
+    Copies of the state of a group are exact in all implementations, at the cost of as
+    many states as query heads.
     """
     if mask is not None:
         x = {name: masked(part, mask) for name, part in x.items()}
-    # The logarithm of a decay close to 1 is small.
+    # The exponential of a small logarithm would be rounded to 1 in half precision.
     x = {n: part if n in ("q", "k", "v") else part.to(dtype) for n, part in x.items()}
     if normalize:
         if x["q"].dtype == torch.float16:
             # Terms of a gradient may overflow float16 where their sum does not.
             x |= {n: finite_gradient(x[n]) for n in ("q", "k")}
-            if not x["q"].is_cuda:  # kernels take all inputs in one precision
+            if not x["q"].is_cuda:  # Kernels take all inputs in one dtype.
                 x |= {n: x[n].to(dtype) for n in ("q", "k")}
-        x["q"] = unit_range(x["q"])  # the length of a query cancels
+        x["q"] = unit_range(x["q"])  # The length of a query cancels.
     if group > 1:
         dims = rule.tensors.names
         for name in [*x][1:]:
@@ -254,15 +254,14 @@ def prepare(
 
 
 def is_faint(x: Mapping[str, Tensor]) -> bool:
-    """Return True if a memory may underflow float32 before a key reads it.
+    """Return True if fast weights may decay so far that float32 underflows.
 
-    The key reads a quotient, in which a decay cancels. (A decay of 0 empties the
-    memory.)
+    A key retrieves a quotient, in which the decay cancels, unless the decay is 0.
     """
     decay = x.get("log_decay")
     if decay is None or decay.dtype == torch.float64:
         return False
-    if is_traced(decay):  # a graph has no values
+    if is_traced(decay):  # A traced tensor has no values.
         return True
     if not operation.is_known(decay):
         return False
@@ -272,10 +271,10 @@ def is_faint(x: Mapping[str, Tensor]) -> bool:
 def recurrence(
     rule: Rule, x: dict[str, Tensor], normalize: bool, mask: Any, first: Any
 ) -> Inputs:
-    """Return the inputs of the recurrence, with masks and document borders applied.
+    """Return the inputs of a rule's recurrence, with masks and borders applied.
 
-    A masked step writes nothing and forgets nothing, whatever the gates say. A document
-    begins with a decay of 0, which is exact in every form.
+    A masked step writes nothing and forgets nothing, whatever its gates. A document
+    begins with a decay of 0, which is exact in all implementations.
     """
     made = rule.gates(**x)
     q, k, v = (
@@ -303,7 +302,7 @@ def recurrence(
             inner = inner.view(1, -1, 1, 1)
             decay = v.new_ones(*k.shape[:3], 1) if decay is None else decay
             decay = decay.masked_fill(inner, 0)
-            if made.early:  # the erase key reads before the decay
+            if made.early:  # The erase key reads before the decay.
                 erase_key = (k if erase_key is None else erase_key).masked_fill(
                     inner, 0
                 )
@@ -313,9 +312,9 @@ def recurrence(
 def naive(
     rule: Rule, x: dict[str, Tensor], W: Tensor, z: Any, mask: Any, first: Any
 ) -> tuple[Any, ...]:
-    """Call a rule's loop; with masks, documents or a decay, token by token.
+    """Call the loop of a rule, token by token if there is a mask or a document border.
 
-    Before each token, the memory is multiplied by the decay, if it is optional.
+    An optional decay multiplies the fast weights before each token.
     """
     loop: Any = rule.loop if z is None else rule.normalized_loop
     memory = {"W": W} if z is None else {"W": W, "z": z}
@@ -369,7 +368,7 @@ def start(
     dtype: torch.dtype,
     like: Tensor,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the given state, checked, or an empty one: `W`, and `z` or None."""
+    """Check the given state or make a state of zeros; return `W`, and `z` or None."""
     W = sizes["batch"], sizes["heads"], sizes["value"], sizes["key"]
     z = W[0], W[1], W[3]
     if state is None:
@@ -387,37 +386,37 @@ def start(
 
 
 def scaled(y: Tensor, scale: float | Tensor, normalize: bool) -> Tensor:
-    """Multiply outputs by the scale of the queries, which cancels in a mean."""
+    """Multiply outputs by `scale`; if normalised, only a scale of 0 has an effect."""
     if normalize:
         scale = torch.as_tensor(scale, device=y.device).sign().abs()
     return y * (scale.reshape(()) if isinstance(scale, Tensor) else scale)
 
 
 def first_steps(borders: Tensor, time: int) -> Tensor:
-    """Return which steps begin a document, `bool [time]`, without reading values."""
+    """Return a mask of the first steps of documents, `bool [time]`."""
     first = torch.zeros(time + 1, dtype=torch.bool, device=borders.device)
     return first.index_fill(0, borders[:-1].long(), True)[:time]
 
 
 def no_steps(x: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-    """Return the output of an empty sequence, connected to all inputs for autograd."""
+    """Return an output without steps that gives every input a gradient of zeros."""
     y = x["q"].new_zeros(*x["q"].shape[:3], x["v"].shape[-1], dtype=dtype)
     return y + sum(part.sum().to(dtype) for part in x.values())
 
 
 def last_steps(y: Tensor, time: int) -> Tensor:
-    """Return the output of each of `time` tokens after the last of its steps."""
+    """Return the output of the last step of each token, `[batch, time, ...]`."""
     steps = y.shape[1] // time
     return y if steps == 1 else y[:, steps - 1 :: steps]
 
 
 def in_turn(*parts: Tensor) -> Tensor:
-    """Return several steps per token, one after another: `[batch, time, ...]`."""
+    """Interleave tensors along time: several steps per token, `[batch, time, ...]`."""
     return torch.stack(parts, 2).flatten(1, 2)
 
 
 def factor(log_decay: Tensor | None) -> Tensor | None:
-    """Return a decay from 0 to 1, `[batch, time, heads, 1 or key]`."""
+    """Exponentiate a log decay; return `[batch, time, heads, 1 or key]`."""
     if log_decay is None:
         return None
     decay = log_decay.exp()

@@ -1,4 +1,4 @@
-"""Launch kernels in Triton, or say why they cannot run.
+"""Launch Triton kernels, or return the reason why they cannot run.
 
 Triton is imported when a kernel is first used; everything else works without it. With
 TRITON_INTERPRET=1, kernels run in Triton's interpreter, on tensors of the CPU.
@@ -17,16 +17,16 @@ from torch import Tensor
 
 from fwlab.ops._recurrence import constant
 
-#: Triton itself looks this up once, when a kernel is defined.
+#: True if kernels run in Triton's interpreter; Triton reads it when it defines them.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-#: The type of device that kernels run on.
+#: The type of the device on which kernels run.
 DEVICE = "cpu" if INTERPRETED else "cuda"
 
 #: The oldest release of Triton that compiles the kernels.
 OLDEST = (3, 6)
 #: The minimum compute capability at which Triton uses tensor cores.
 TENSOR_CORES = (8, 0)
-#: Where older compilers give wrong numbers: see `untrusted`.
+#: The oldest compilers that are correct on Hopper GPUs (9.0): see `untrusted`.
 HOPPER, TRITON, PTXAS = 9, (3, 7, 1), (13, 1)
 
 Version = tuple[int, ...]
@@ -40,7 +40,7 @@ def launch(
     stages: int = 1,
     **constants: Any,
 ) -> None:
-    """Launch `kernel` on `grid`; do nothing where tensors have only a shape.
+    """Launch `kernel` on `grid`; do nothing for fake tensors, which have no memory.
 
     - `arguments`: contiguous tensors, numbers, and None for a missing tensor, in the
       order of the kernel's parameters.
@@ -49,16 +49,16 @@ def launch(
     lead = next(x for x in arguments if isinstance(x, Tensor))
     if lead.is_meta or hasattr(lead, "fake_mode"):
         return
-    # Triton launches on the current device, not on that of the tensors.
+    # Triton launches on the current device, not on the device of the tensors.
     with torch.cuda.device_of(lead):
         kernel[grid](*arguments, **constants, **options(warps, stages))
 
 
 def options(warps: int, stages: int) -> dict[str, Any]:
-    """Return the compiler options of a launch.
+    """Return the compiler options of a kernel launch.
 
-    A product and a sum become one instruction, which rounds once: Triton's default
-    until 3.10.
+    A multiplication and an addition are fused into one instruction, which rounds once:
+    Triton's default until 3.10.
     """
     return {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
 
@@ -68,7 +68,7 @@ def why_not(
     dtypes: Collection[torch.dtype] = (),
     minimum: tuple[int, int] = TENSOR_CORES,
 ) -> str | None:
-    """Return why no kernel runs on these tensors; None = kernels can run.
+    """Return the reason why kernels cannot run on these tensors, or None.
 
     - `device`, `dtypes`: of the tensors; without a device, the GPU of this machine.
     - `minimum`: the minimum compute capability of the kernels.
@@ -97,17 +97,17 @@ def why_not(
 
 @constant
 def imported(module: str) -> None:
-    """Import a module, also where `torch.compile` traces the call."""
+    """Import a module, also in a call that `torch.compile` traces."""
     importlib.import_module(module)
 
 
 @functools.cache
 def untrusted(capability: tuple[int, int]) -> str | None:
-    """Return why the compiler is known to be wrong on this GPU; None = it is not.
+    """Return the reason why compilers give wrong results on this GPU, or None.
 
     On Hopper, Triton before 3.7.1 and ptxas, which makes its machine code, before 13.1
     give wrong numbers without an error (fla-org/flash-linear-attention#983 and #1262).
-    The answer stays the same until the process ends.
+    The result is cached until the process ends.
     """
     if capability[0] != HOPPER:
         return None
@@ -130,13 +130,13 @@ def untrusted(capability: tuple[int, int]) -> str | None:
 
 @constant
 def _untrusted(have: tuple[int, int]) -> str | None:
-    """Call `untrusted`, also where `torch.compile` traces the call."""
+    """Call `untrusted`, also in a call that `torch.compile` traces."""
     return untrusted(have)
 
 
 @constant
 def capability(device: torch.device) -> tuple[int, int]:
-    """Return the compute capability, such as (9, 0); without a GPU (0, 0)."""
+    """Return the compute capability of a GPU, such as (9, 0); (0, 0) for a CPU."""
     if device.type != "cuda":
         return (9, 0) if INTERPRETED else (0, 0)
     about = _properties(device)
@@ -144,11 +144,11 @@ def capability(device: torch.device) -> tuple[int, int]:
 
 
 def multiprocessors(device: torch.device) -> int:
-    """Return the number of multiprocessors; without a GPU that of an H200."""
+    """Return the number of multiprocessors of a GPU; for a CPU, 132 as on an H200."""
     return _properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
-@functools.cache  # each call of a kernel needs them
+@functools.cache  # Each kernel launch reads these properties.
 def _properties(device: torch.device) -> Any:
     return torch.cuda.get_device_properties(device)
 
@@ -159,9 +159,9 @@ def installed() -> bool:
     return version("triton") >= OLDEST
 
 
-@functools.cache  # to look it up takes longer than a step of a rule
+@functools.cache  # Reading the metadata takes longer than a step of a rule.
 def version(package: str) -> Version:
-    """Return the version of a package; () = it is not installed."""
+    """Return the version of a package, or () if it is not installed."""
     try:
         return numbers(importlib.metadata.version(package))
     except importlib.metadata.PackageNotFoundError:
@@ -169,10 +169,10 @@ def version(package: str) -> Version:
 
 
 def numbers(text: str) -> Version:
-    """Return the first three numbers of a version: "3.7.1" as (3, 7, 1)."""
+    """Parse the first three numbers of a version: "3.7.1" becomes (3, 7, 1)."""
     return tuple(map(int, re.findall(r"\d+", text)[:3]))
 
 
 def dotted(version: Version) -> str:
-    """Return a version as people write it: "3.7.1"."""
+    """Format a version with dots: (3, 7, 1) becomes "3.7.1"."""
     return ".".join(map(str, version))

@@ -16,10 +16,9 @@ $$W' = W\, \mathrm{diag}(\text{kept}) + U^\top\, \text{write} \tag{e2}$$
 $$Y = \text{read}\, W^\top + \text{scores}\, U \tag{e3}$$
 
 `summarize` computes these six terms, which need no state, for many chunks at once.
-`scan` then carries the state from chunk to chunk. The backward pass keeps the inputs
-and one state per chunk. It computes the terms again, runs the same `scan` from the last
-chunk to the first, where `erase` and `write` change places, and leaves the rest to
-autograd.
+`scan` then carries the state from chunk to chunk. The inputs and one state per chunk
+are saved. The backward pass recomputes the terms, runs the same `scan` from the last
+chunk to the first with `erase` and `write` exchanged, and leaves the rest to autograd.
 """
 
 from itertools import pairwise
@@ -40,18 +39,18 @@ from fwlab.ops._recurrence import (
 )
 from fwlab.ops._rules import Inputs
 
-#: The maximum number of steps of a sequence without states that is one chunk.
+#: The maximum length of a sequence without states that is computed as one chunk.
 ONE_CHUNK = 80
-#: Up to this many steps without gradients are taken one by one: a token takes one or two.
+#: Up to this many steps are computed one by one, if no gradients are needed.
 FEW = 2
 
 
 def linear(x: Inputs, W: Tensor, z: Tensor | None, alone: bool) -> Any:
-    """Add a value at each step: (c0)."""
+    """Compute the linear recurrence (c0) in chunks, with a custom backward pass."""
     if z is None:
         y, W = compute(x, W, alone, corrects=False)
         return y, W, None
-    if not is_traced(x.q) and x.q.shape[1] <= ONE_CHUNK:  # a graph is for all lengths
+    if not is_traced(x.q) and x.q.shape[1] <= ONE_CHUNK:  # Graphs support all lengths.
         if alone and not has_channel_decay(x):
             return one_chunk(x, corrects=False, normalize=True), W, z
         if is_a_token(x, W):
@@ -66,18 +65,18 @@ def linear(x: Inputs, W: Tensor, z: Tensor | None, alone: bool) -> Any:
 
 
 def delta(x: Inputs, W: Tensor, z: Tensor | None, alone: bool) -> Any:
-    """Replace at each step what the erase key retrieves: (d0)."""
+    """Compute the delta recurrence (d0) in chunks, with a custom backward pass."""
     if z is None:
         y, W = compute(x, W, alone, corrects=True)
         return y, W, None
-    # $z$ has one number per key channel, the sum of the keys themselves.
+    # $z$ sums up the keys: a linear recurrence whose values are the keys.
     one = torch.ones_like(x.k[..., :1])
     keys = Inputs(q=one, k=one, v=x.k, decay=x.decay)
     sums, last = compute(keys, z[..., None], alone, corrects=False)  # Eq. 26
     before = torch.cat([z[:, None], sums[:, :-1]], 1)
     assert x.erase_key is not None
     held = (before * x.erase_key).sum(-1, keepdim=True)
-    held = held if x.decay is None else x.decay * held  # one decay per head
+    held = held if x.decay is None else x.decay * held
     # Eq. 27 divides the retrieved value, which is the same as dividing the key.
     erase_key = divide(x.erase_key, held)
     x = Inputs(x.decay, x.strength, erase_key, x.q, x.k, x.v, x.early)
@@ -87,8 +86,8 @@ def delta(x: Inputs, W: Tensor, z: Tensor | None, alone: bool) -> Any:
 
 
 def compute(x: Inputs, W: Tensor, alone: bool, corrects: bool) -> Any:
-    """Take few steps, one chunk without states, or chunks with states."""
-    if not is_traced(x.q) and x.q.shape[1] <= ONE_CHUNK:  # a graph is for all lengths
+    """Compute a recurrence by single steps, as one chunk, or in several chunks."""
+    if not is_traced(x.q) and x.q.shape[1] <= ONE_CHUNK:  # Graphs support all lengths.
         if alone and not has_channel_decay(x):
             return one_chunk(x, corrects), W
         if is_a_token(x, W):
@@ -99,20 +98,20 @@ def compute(x: Inputs, W: Tensor, alone: bool, corrects: bool) -> Any:
 
 
 def is_a_token(x: Inputs, W: Tensor) -> bool:
-    """Return True if there are few steps and no backward pass may follow."""
+    """Return True if a call has few steps and needs no backward pass."""
     tensors = x.q, x.k, x.v, x.decay, x.strength, x.erase_key, W
     return x.q.shape[1] <= FEW and not needs_backward(*tensors)
 
 
 def has_channel_decay(x: Inputs) -> bool:
-    """Return True if decays are per key channel, or keys erase before the decay."""
+    """Return True if decays are per key channel or erase keys read before decays."""
     return x.early or (x.decay is not None and x.decay.shape[-1] > 1)
 
 
 def take_steps(
     x: Inputs, W: Tensor, z: Tensor | None, corrects: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Take a few steps one by one, as for the next token of a text."""
+    """Compute a few steps one by one, as in text generation."""
     if x.q.shape[1] == 1:
         return take_step(x, W, z, corrects)
     y = []
@@ -126,12 +125,12 @@ def take_steps(
 def take_step(
     x: Inputs, W: Tensor, z: Tensor | None, corrects: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Compute a single step, without chunks; several heads of `q` may read a memory."""
+    """Compute a single step without chunks; heads of `q` may share a state."""
     before, dtype = W.flatten(0, 1), W.dtype
     count = before.shape[0]
 
     def row(part: Tensor) -> Tensor:
-        """Return the step of all states, `[batch * heads, rows, width]`."""
+        """Return an input as `[batch * heads, rows, width]`, in the dtype of `W`."""
         part = part.reshape(count, -1, part.shape[-1])
         return part if part.dtype == dtype else part.to(dtype)
 
@@ -143,7 +142,7 @@ def take_step(
         v = v - torch.bmm(r, (before if x.early else S).mT)
     if x.strength is not None:
         k = row(x.strength) * k
-    # A state is large: one new one is enough.
+    # A state is large, so only one new tensor is allocated.
     S = torch.addcmul(S, v.mT, k, out=None if decay is None else S)
     y = torch.bmm(q, S.mT)
     if z is not None:
@@ -160,7 +159,7 @@ def take_step(
 
 
 def is_usual(total: Tensor) -> bool:
-    """Return True if all denominators are in a safe range (on a CPU only)."""
+    """Return True if all denominators are in a safe range; False on a GPU."""
     if not total.is_cpu or not total.numel():
         return False
     least, most = total.aminmax()
@@ -168,9 +167,9 @@ def is_usual(total: Tensor) -> bool:
 
 
 def one_chunk(x: Inputs, corrects: bool, normalize: bool = False) -> Tensor:
-    """Compute $Y$ = scores $U$, a sequence without states.
+    """Compute a sequence without states as one chunk: $Y$ = scores $U$.
 
-    - `normalize`: divide it by the sums of its scores.
+    - `normalize`: divide $Y$ by the sums of the scores.
     """
     dtype = sum_dtype(x.v)
     rows: Any = [
@@ -187,28 +186,28 @@ def one_chunk(x: Inputs, corrects: bool, normalize: bool = False) -> Tensor:
 
 
 class Terms(NamedTuple):
-    """Hold the terms of n chunks that do not depend on their states: (e1) to (e3)."""
+    """Hold the terms of (e1) to (e3) for n chunks; no term depends on a state."""
 
-    update: Tensor  # [n, C, value]
-    erase: Tensor | None  # [n, C, key]; None in the linear recurrence
-    write: Tensor  # [n, C, key]
-    read: Tensor  # [n, C, key]
-    scores: Tensor  # [n, C, C]
-    kept: Tensor | None  # [n, 1, 1 or key]; None without a decay
+    update: Tensor  # The shape is [n, C, value].
+    erase: Tensor | None  # The shape is [n, C, key]; None in the linear recurrence.
+    write: Tensor  # The shape is [n, C, key].
+    read: Tensor  # The shape is [n, C, key].
+    scores: Tensor  # The shape is [n, C, C].
+    kept: Tensor | None  # The shape is [n, 1, 1 or key]; None without a decay.
 
 
 def summarize(
     q: Tensor, k: Tensor, v: Tensor, decay: Any, strength: Any, erase_key: Any,
     corrects: bool, early: bool,
 ) -> Terms:  # fmt: skip
-    r"""Compute the terms of chunks `[n, C, width]`.
+    r"""Compute the terms of (e1) to (e3) for chunks `[n, C, width]`.
 
-    What a step erases depends on what the steps before it have written. All together
+    What a step erases depends on what earlier steps have written. All steps together
     solve a triangular system, with $A = \mathrm{stril}(R K^\top) \odot \Gamma$:
 
     $$(I + A)\, U = V - \gamma R\, W^\top \tag{e4}$$
 
-    The strength is that of the key: $s\, u k^\top = u\, (s k)^\top$.
+    The strength multiplies the key: $s\, u k^\top = u\, (s k)^\top$.
     """
     rows = [q, k if erase_key is None else erase_key] if corrects else [q]
     k = k if strength is None else strength * k
@@ -221,8 +220,8 @@ def summarize(
 
 
 def solve(A: Tensor, B: Tensor) -> Tensor:
-    """Solve $(I + A) X = B$, without reading $A$ on and above its diagonal."""
-    # As $X^T (I + A)^T = B^T$: PyTorch then copies less.
+    """Solve $(I + A) X = B$, reading only the strictly lower triangle of $A$."""
+    # PyTorch copies less if it solves $X^T (I + A)^T = B^T$.
     return torch.linalg.solve_triangular(
         A.mT, B.mT, upper=True, left=False, unitriangular=True
     ).mT
@@ -231,13 +230,13 @@ def solve(A: Tensor, B: Tensor) -> Tensor:
 def scan(
     states: Any, kept: Any, update: Any, erase: Any, write: Any, *, empty: bool
 ) -> None:
-    """Carry the state through chunks, in place: complete `update` by (e1), states by (e2).
+    """Compute the states of all chunks in order and in place, by (e1) and (e2).
 
-    All are lists with an item per chunk, and `states` has one more, the first. To go
-    backward, reverse the lists, and let `erase` and `write` change places. Without them
-    `update` is complete, and the states already contain its writes.
+    All arguments are lists with an item per chunk; `states` also has the initial state.
+    For the backward pass, reverse the lists, and exchange `erase` and `write`. If both
+    are None, `update` is complete, and the states already contain its writes.
 
-    - `empty`: the states but the first hold nothing yet.
+    - `empty`: True if all states except the first are uninitialised.
     """
     for i, (before, after) in enumerate(pairwise(states)):
         if erase is not None:
@@ -250,7 +249,7 @@ def scan(
 
 
 def per_chunk(n: int, *terms: Tensor | None) -> list[Any]:
-    """Return terms as lists with an item per chunk; None stays None."""
+    """Split each term into a list with an item per chunk; None stays None."""
     return [None if x is None else x.unflatten(0, (n, -1)).unbind() for x in terms]
 
 
@@ -258,7 +257,7 @@ NAMES = "q", "k", "v", "decay", "strength", "erase_key"
 
 
 def pieces(inputs: Any, steps: slice, chunk: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Cut the inputs of a recurrence, by name; None stays None."""
+    """Split the inputs of a recurrence into chunks, by name; None stays None."""
     return {
         name: None if x is None else cut(x, steps, chunk, dtype, float(name == "decay"))
         for name, x in zip(NAMES, inputs, strict=True)
@@ -266,13 +265,13 @@ def pieces(inputs: Any, steps: slice, chunk: int, dtype: torch.dtype) -> dict[st
 
 
 def forward(x: Any, keep: bool, corrects: bool, early: bool) -> Results:
-    """Compute all groups of chunks, from the first to the last."""
+    """Compute the outputs and the final state, one group of chunks after another."""
     *inputs, W = x
     (k, v), (C, groups) = inputs[1:3], plan(inputs[2])
     dtype = torch.float64 if v.dtype == torch.float64 else torch.float32
     shape = v.shape[0], v.shape[2], v.shape[3], k.shape[3]
     y = v.new_empty(v.shape, dtype=dtype)
-    # The states are kept only if a backward pass may follow.
+    # The states are saved only if a backward pass may follow.
     n = sum(n for _, n in groups[: None if keep else 1])
     states = y.new_empty(n + 1, shape[0] * shape[1], *shape[2:])
     states[0], first = 0 if W is None else W.flatten(0, 1), 0
@@ -284,7 +283,7 @@ def forward(x: Any, keep: bool, corrects: bool, early: bool) -> Results:
             torch.bmm(terms.update.mT, terms.write, out=own[1:].flatten(0, 1))
         lists = per_chunk(n, terms.kept, terms.update, terms.erase, terms.write)
         scan(own.unbind(), *lists, empty=True)
-        # Queries need nothing of each other: all chunks are read at once.
+        # Queries do not depend on each other, so all chunks are read at once.
         Y = torch.bmm(terms.read, own[:-1].flatten(0, 1).mT)
         join(Y.baddbmm_(terms.scores, terms.update), y, steps, C)  # (e3)
         if keep:
@@ -297,7 +296,7 @@ def forward(x: Any, keep: bool, corrects: bool, early: bool) -> Results:
 def backward(
     x: Any, kept: Any, gradients: Any, needed: Any, corrects: bool, early: bool
 ) -> Any:
-    """Compute the gradients of all groups of chunks, from the last to the first."""
+    """Compute the gradients of the inputs, from the last chunks to the first."""
     *inputs, W = x
     (states,), (dy, dW) = kept, gradients
     C, groups = plan(inputs[2])
@@ -308,7 +307,7 @@ def backward(
         for name, part, need in zip(NAMES, inputs, needed, strict=False)
         if need
     }
-    # A group ends where the next one, which is already computed, begins.
+    # A group of chunks ends where the next group begins, which is already computed.
     end = len(states) - 1
     for steps, n in reversed(groups):
         dY = cut(dy, steps, C, states.dtype)
@@ -316,14 +315,14 @@ def backward(
         cuts = pieces(inputs, steps, C, states.dtype)
 
         def present(leaves: Any, cuts: Any = cuts) -> dict[str, Tensor]:
-            """Return the terms that are not None, recomputed from the inputs."""
+            """Recompute the terms of chunks from `leaves` and `cuts`, and drop None."""
             terms = summarize(**{**cuts, **leaves}, corrects=corrects, early=early)
             return {name: x for name, x in terms._asdict().items() if x is not None}
 
-        # Autograd records the terms, to continue from their gradients.
+        # Autograd records the terms, and later continues from their gradients.
         found, go_back = differentiate(present, {m: cuts[m] for m in made or ["v"]})
         terms = Terms(**{"erase": None, "kept": None, **found})  # type: ignore[arg-type]
-        # The gradients of U and of the states, from the last chunk to the first.
+        # Compute the gradients of U and the states, from the last chunk to the first.
         dU = torch.bmm(terms.scores.mT, dY)
         d_states = states.new_empty(n + 1, *d_state.shape)
         d_states[-1] = d_state
@@ -334,7 +333,7 @@ def backward(
         d_state, after = d_states[0], d_states[1:].flatten(0, 1)
         if not corrects:
             dU.baddbmm_(terms.write, after.mT)
-        # Gradients of all terms, by (e1) to (e3); autograd continues from there.
+        # The gradients of all terms follow from (e1) to (e3); autograd does the rest.
         U, d_terms = terms.update, {"update": dU}
         if terms.erase is not None:
             U = torch.baddbmm(U, terms.erase, before.mT)
@@ -356,7 +355,7 @@ def shapes(x: Any, keep: bool, corrects: bool, early: bool) -> Any:
     (_, k, v), dtype = x[:3], sum_dtype(x[2])
     shape = v.shape[0], v.shape[2], v.shape[3], k.shape[3]
     y = [v.new_empty(size, dtype=dtype) for size in (v.shape, shape)]
-    n = -(-v.shape[1] // CHUNK)  # short sequences are one chunk
+    n = -(-v.shape[1] // CHUNK)  # A short sequence is one chunk.
     return y, [y[1].new_empty(n + 1, shape[0] * shape[1], *shape[2:])] if keep else []
 
 

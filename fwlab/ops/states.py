@@ -11,8 +11,8 @@ class NormalizedState(NamedTuple):
     - `W`: `[batch, heads, value, key]`, the fast weights.
     - `z`: `[batch, heads, key]`, the sum of all keys written so far.
 
-    They fade together, so their quotient stays while both are in the range of their
-    dtype.
+    A decay multiplies both by the same factor, so their quotient is unchanged unless
+    one of them underflows.
     """
 
     W: Tensor
@@ -20,11 +20,11 @@ class NormalizedState(NamedTuple):
 
 
 class ScaledState(NamedTuple):
-    r"""Hold the state of features that share a scale (stabilised FAVOR+).
+    r"""Hold the state of a rule whose features have a scale (stabilised FAVOR+).
 
-    - `memory`: the state of the rule, in units of `exp(log_scale)`.
-    - `log_scale`: `[batch, heads]`, the maximum so far of the logarithm of a key's
-      scale; $-\infty$ before the first key.
+    - `memory`: the state of the rule, divided by `exp(log_scale)`.
+    - `log_scale`: `[batch, heads]`, the running maximum of the logarithm of the scales
+      of keys; $-\infty$ before the first key.
     """
 
     memory: Tensor | NormalizedState
@@ -34,9 +34,9 @@ class ScaledState(NamedTuple):
 class ConvState(NamedTuple):
     """Hold the state of a layer with short convolutions.
 
-    - `memory`: the state of the layer without them.
-    - `inputs`: `[batch, size - 1, channels]`, what the convolutions still see: the
-      projections of the last tokens, 0 before the first; in float32 if the layer
+    - `memory`: the state of the layer without convolutions.
+    - `inputs`: `[batch, size - 1, channels]`, the projections of the last tokens, which
+      the next convolutions see; 0 before the first token; in float32 if the layer
       computes in half precision.
     """
 
@@ -58,11 +58,11 @@ class KeyValueCache(NamedTuple):
 
 
 def separate(state: Any, every: bool = False) -> Any:
-    """Copy a state that has a graph, for the caller to change in place.
+    """Clone the tensors of a state that require gradients, so that callers may edit it.
 
-    The backward pass may need the tensors that were computed.
+    The backward pass may need the original tensors.
 
-    - `every`: copy also a state without a graph, such as one that the caller owns.
+    - `every`: also clone tensors that do not require gradients.
     """
     if isinstance(state, tuple):
         made = [separate(part, every) for part in state]
@@ -73,15 +73,15 @@ def separate(state: Any, every: bool = False) -> Any:
 
 
 def detach(state: Any) -> Any:
-    """Return the same state, detached from the graph that computed it.
+    """Return a state whose tensors are detached from the autograd graph.
 
     Call this between the segments of a stream to stop gradients there (truncated
     backpropagation through time).
 
-    - `state`: a tensor, a number of steps, None, or any nesting of tuples, named
-      tuples, lists and dicts of them.
+    - `state`: a tensor, an integer, None, or any nesting of tuples, named tuples, lists
+      and dicts of them.
     - Returns the same structure.
-    - Raises `TypeError` for anything else in it.
+    - Raises `TypeError` if the state contains anything else.
 
         >>> W = torch.zeros(1, 2, 4, 4, requires_grad=True)
         >>> ops.detach((W, None))[0].requires_grad

@@ -1,4 +1,4 @@
-"""Hold tiles of matrices in the registers and shared memory of a GPU.
+"""Load, store and multiply tiles of matrices in Triton kernels.
 
 The kernels of all fast weight rules share this code: a program loads a chunk of C
 steps of one head as a tile `[C, columns]`, and products of tiles stay in registers. All
@@ -17,9 +17,9 @@ from torch import Tensor
 
 @triton.jit
 def this_chunk(time, heads, programs, C: tl.constexpr):
-    """Return the index of a program's chunk, its first row, and the steps from there.
+    """Return the index and first row of a program's chunk, and the remaining steps.
 
-    - `programs`: heads of all sequences.
+    - `programs`: the number of heads of all sequences.
     """
     index = tl.program_id(0).to(tl.int64)
     program, n = index % programs, index // programs
@@ -31,7 +31,7 @@ def this_chunk(time, heads, programs, C: tl.constexpr):
 def rows(
     x, origin, t, remaining, heads, first, width: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """Load `[C, B]`: steps `t` of a head, columns from `first` on.
+    """Load steps `t` of a head as a tile `[C, B]`, from column `first` on.
 
     Entries outside of the tensor are 0.
     """
@@ -46,7 +46,7 @@ def rows(
 def put_rows(
     x, value, origin, t, remaining, heads, first, width: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """Store rows at the addresses that `rows` loads."""
+    """Store a tile `[C, B]` at the addresses that `rows` loads."""
     column = first + tl.arange(0, B)
     inside = (t < remaining)[:, None] & (column < width)[None, :]
     where = x + origin * width + _offsets(t, heads, column, width)
@@ -55,15 +55,15 @@ def put_rows(
 
 @triton.jit
 def _offsets(t, heads, column, width: tl.constexpr):
-    """Return where the columns of these steps are, counted from `origin`."""
+    """Return the offsets of columns of the steps `t`, relative to `origin`."""
     return t[:, None] * (heads * width) + column[None, :]
 
 
 @triton.jit
 def scalars(x, origin, t, remaining, heads, empty):
-    """Load `[C]`: a scalar per step, `empty` past the end.
+    """Load one scalar per step, `[C]`, with the value `empty` past the end.
 
-    Without a tensor all are 1.
+    Without a tensor, all scalars are 1.
     """
     if x is None:
         value = tl.full(t.shape, 1.0, tl.float32)
@@ -75,7 +75,7 @@ def scalars(x, origin, t, remaining, heads, empty):
 
 @triton.jit
 def put_scalars(x, value, origin, t, remaining, heads):
-    """Store scalars at the addresses that `scalars` loads."""
+    """Store one scalar per step, `[C]`, at the addresses that `scalars` loads."""
     tl.store(x + origin + t * heads, value, mask=t < remaining)
 
 
@@ -87,10 +87,10 @@ def product(a, b, TYPE: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def row_products(a, b, TYPE: tl.constexpr, PRECISION: tl.constexpr):
-    """Multiply the rows of `a` and `b` in `TYPE`: `[M, N]`.
+    """Compute the dot products of the rows of `a` and `b` in `TYPE`, `[M, N]`.
 
-    Wide rows are cut into pieces of 64 columns, one for each warp: in one product,
-    every warp would hold all of both factors.
+    Wide rows are split into pieces of 64 columns, one for each warp: in one product,
+    every warp would load all of both factors.
     """
     M: tl.constexpr = a.shape[0]
     N: tl.constexpr = b.shape[0]
@@ -111,9 +111,9 @@ def row_products(a, b, TYPE: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def split(x):
-    r"""Split $x = f\, 2^p$ exactly: $|f|$ from 1 to 2, and a whole $p$.
+    r"""Split $x = f\, 2^p$ exactly, with $|f|$ from 1 to 2 and an integer $p$.
 
-    0 becomes $2^{-1000}$, which is 0 again in any product.
+    0 becomes $2^{-1000}$, which underflows to 0 in any product.
     """
     bits = x.to(tl.int32, bitcast=True)
     p = (bits >> 23) & 255
@@ -127,11 +127,11 @@ def split(x):
 def put_decays(
     decay, gammas, products, index, origin, t, remaining, heads, C: tl.constexpr,
 ):  # fmt: skip
-    r"""Compute and store what `decays` loads; returns $\Gamma$.
+    r"""Compute and store the products of decays of a chunk; return $\Gamma$.
 
-    $\Gamma_{ij} = \gamma_i / \gamma_j$, as quotients of $f\, 2^p$, whose powers are
-    whole numbers: a decay may be 0, and one strong decay does not make those after it
-    less precise. All other kernels load $\Gamma$: to make it again takes longer.
+    $\Gamma_{ij} = \gamma_i / \gamma_j$ is a quotient of numbers $f\, 2^p$ with integer
+    exponents: a decay may be 0, and a strong decay does not make later decays less
+    precise. All other kernels load $\Gamma$, since recomputing it takes longer.
     """
     d = scalars(decay, origin, t, remaining, heads, 1.0)
     f, p = split(d)
@@ -151,11 +151,11 @@ def put_decays(
 def decays(
     gammas, products, index, origin, t, remaining, heads, C: tl.constexpr,
 ):  # fmt: skip
-    r"""Load $\gamma$ `[C]`, $\Gamma$ `[C, C]`, its last row, and $\gamma_C$.
+    r"""Load the products of decays: $\gamma$, $\Gamma$, its last row, and $\gamma_C$.
 
-    Without `gammas` and `products` there is no decay.
+    The shapes are `[C]` and `[C, C]`. Without `gammas` and `products`, no step decays.
     """
-    # Past the end the product does not change.
+    # Past the end of the sequence, the product does not change.
     inside = tl.minimum(t, remaining - 1)
     gamma = scalars(gammas, origin, inside, remaining, heads, 1.0)
     if products is None:
@@ -173,14 +173,14 @@ def decays(
 
 @triton.jit
 def causal_mask(C: tl.constexpr):
-    """Return `[C, C]`: 1 on and below the diagonal, and 0 above."""
+    """Return a causal mask `[C, C]`: 1 on and below the diagonal, and 0 above."""
     i = tl.arange(0, C)
     return tl.where(i[:, None] >= i[None, :], 1.0, 0.0)
 
 
 @triton.jit
 def reciprocal(x):
-    """Return 1 / x, and 0 where x is 0."""
+    """Return 1 / x, or 0 where x is 0."""
     return tl.where(x == 0, 0.0, 1.0 / tl.where(x == 0, 1.0, x))
 
 
@@ -189,7 +189,7 @@ def state_tile(
     first, first_key, V: tl.constexpr, K: tl.constexpr,
     BV: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Return the offsets of a tile in a state `[V, K]`, and a mask of the valid ones.
+    """Return the offsets of a tile in a state `[V, K]`, and a mask of valid entries.
 
     The tile begins at row `first` and column `first_key`.
     """
@@ -199,12 +199,12 @@ def state_tile(
 
 
 def count(length: int, size: int) -> int:
-    """Return how many tiles hold `length`; the last may be smaller."""
+    """Return the number of tiles of `size` entries that cover `length` entries."""
     return -(-length // size)
 
 
 def padded_width(width: int) -> int:
-    """Return the smallest power of two from `width` on, at least 16.
+    """Round `width` up to a power of two, at least 16.
 
     Triton's matrix product needs such a width.
     """
@@ -212,16 +212,16 @@ def padded_width(width: int) -> int:
 
 
 def precision(dtype: torch.dtype) -> str:
-    """Return how tensor cores multiply float32: TF32, or three products of it.
+    """Return the `input_precision` of Triton's matrix product for a dtype.
 
-    Three products in TF32 have the precision of float32. For half-precision inputs one
-    product is enough.
+    For float32, the sum of three products in TF32 has the precision of float32. For
+    half precision, one product is enough.
     """
     return "tf32x3" if dtype == torch.float32 else "tf32"
 
 
 def one_precision(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return the tensors in one dtype: float32 if they differ.
+    """Convert tensors to float32, unless all have the same dtype.
 
     Both factors of a product in a kernel have the same dtype.
     """
@@ -231,10 +231,10 @@ def one_precision(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def per_head(gate: Tensor | None) -> Tensor | None:
-    """Return `[batch, time, heads]` of a gate `[batch, time, heads, 1]`."""
+    """Squeeze a gate `[batch, time, heads, 1]` to `[batch, time, heads]`."""
     return None if gate is None else gate.squeeze(-1)
 
 
 def contiguous(*tensors: Tensor | None) -> Any:
-    """Return each tensor as one piece of HBM, which the kernels rely on."""
+    """Make all tensors contiguous, as the kernels require; None stays None."""
     return tuple(x if x is None else x.contiguous() for x in tensors)

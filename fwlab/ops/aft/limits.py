@@ -4,14 +4,14 @@ from torch import Tensor
 
 from fwlab.ops import _triton
 
-#: The minimum compute capability: without tensor cores there are no products.
+#: The minimum compute capability. Below 8.0, the kernels have no matrix products.
 MINIMUM = (7, 5)
-#: The maximum of the second and the third dimension of a grid.
+#: The maximum size of the second and third dimensions of a CUDA grid.
 MOST = 65535
 
 
 def why_not(*x: Tensor) -> str | None:
-    """Return why the kernels cannot compute a call; None = they can.
+    """Return the reason why the AFT kernels cannot compute these inputs, or None.
 
     - `x`: q, k and v, `[batch, time, channels]`, and other tensors; without any,
       only this machine is checked.
@@ -21,7 +21,7 @@ def why_not(*x: Tensor) -> str | None:
     q = x[0]
     if reason := _triton.why_not(q.device, {part.dtype for part in x[:3]}, MINIMUM):
         return reason
-    # Programs in the second and the third dimension of a grid.
+    # Batch and channels are the second and third dimensions of the grid.
     for name, size in (("batch", q.shape[0]), ("channels", q.shape[-1])):
         if size > MOST:
             return f"the kernels take {name} up to {MOST}, got {size}"
@@ -29,5 +29,5 @@ def why_not(*x: Tensor) -> str | None:
 
 
 def not_causal(*x: Tensor) -> str:
-    """Return the reason for a call with `causal=False`: there is no kernel."""
+    """Return the reason why the AFT kernels cannot compute `causal=False`."""
     return "there is no kernel for causal=False"

@@ -9,14 +9,14 @@ from fwlab.ops.linear import why_not
 
 
 def load() -> Any:
-    """Return the function that launches the kernels; Triton is imported only now."""
+    """Import the Triton kernels, and return the function that launches them."""
     _triton.imported("fwlab.ops.delta.kernels")
     from fwlab.ops.delta.kernels import delta
 
     return delta
 
 
-#: The forms of the recurrence, simplest first.
+#: The implementations of the delta recurrence, simplest first.
 FORMS = {"chunked": chunked.delta, "efficient": efficient.delta}
-#: Forms of rules whose write key also erases, with one decay per head.
+#: The implementations for rules that erase with the write key and decay per head.
 WITH_KERNELS = {**FORMS, "triton": Kernel(load, why_not)}

@@ -1,6 +1,6 @@
 r"""# The delta recurrence in chunks
 
-Every step of a delta rule reads the memory that the step before it has just changed, so
+Every step of a delta rule reads the state that the previous step has just changed, so
 the steps cannot simply be summed. But inside a chunk of $C$ steps the dependence is
 *linear*, and one triangular system solves it. All these rules are one recurrence:
 
@@ -8,13 +8,13 @@ $$\tilde W_i = W_{i-1}\,\mathrm{diag}(d_i), \quad
   u_i = \beta_i\,\big(v_i - \tilde W_i\, r_i\big), \quad
   W_i = \tilde W_i + u_i \otimes k_i \tag{d0}$$
 
-The key $k$ writes, and the key $r$ erases: the same key in the delta rules, another one
-in their relatives. The decay $d$ is one number per head or one per key channel; $\beta$
+The key $k$ writes, and the key $r$ erases: the same key in the delta rules, another key
+in related rules. The decay $d$ is one number per head or one per key channel; $\beta$
 may be 1.
 
 Capital letters are the rows of one chunk stacked up: $Q$ and $K$ (the features of
 queries and keys), $V$, $Y$, and $U$, what is really written. $W$ is the state before
-the chunk, $W'$ the one after it; $\gamma$ and $\Gamma$ are the products of decays of
+the chunk, $W'$ the state after it; $\gamma$ and $\Gamma$ are the products of decays of
 the linear recurrence.
 
 What step $i$ retrieves comes from $W$ and from the steps $j < i$ of its own chunk.
@@ -50,10 +50,10 @@ def solve(A: Tensor, B: Tensor) -> Tensor:
 
 
 def delta(x: Inputs, W: Tensor, z: Tensor | None, alone: bool) -> Any:
-    """Compute (d0) for all steps of a chunk at once, chunk after chunk."""
+    """Compute the delta recurrence (d0), all steps of a chunk at once."""
     if z is not None:
         return normalized_delta(x, W, z)
-    # Only the state goes from chunk to chunk.
+    # Chunks depend on each other only through the state.
     y = []
     for d, Q, K, V, b, R in cut(
         W.dtype, x.decay, x.q, x.k, x.v, x.strength, x.erase_key
@@ -64,7 +64,7 @@ def delta(x: Inputs, W: Tensor, z: Tensor | None, alone: bool) -> Any:
             asking = before(gamma), before(Gamma)
         A = b * scores(R, K, asking[1]).tril(-1)
         U = solve(A, b * (V - asking[0] * R @ W.mT))  # (d1)
-        # With $U$ known, the rest is that of the linear recurrence.
+        # Given $U$, the rest is the same as in the linear recurrence.
         P = scores(Q, K, Gamma).tril()
         y.append(gamma * Q @ W.mT + P @ U)  # (d2)
         W = carry(W, U, K, d)  # (d3)
@@ -72,29 +72,29 @@ def delta(x: Inputs, W: Tensor, z: Tensor | None, alone: bool) -> Any:
 
 
 def before(x: Tensor) -> Tensor:
-    """Shift products of decays by one step, to exclude the decay of the own step."""
+    """Shift products of decays by one step, so that they exclude the latest decay."""
     one = torch.ones_like(x[:, :, :1])
     return torch.cat([one, x[:, :, :-1]], 2)
 
 
 def normalized_delta(x: Inputs, W: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Divide the outputs of keys and queries by their products with $z$.
+    r"""Compute the delta recurrence with the normaliser $z$, chunk by chunk.
 
-    In (d1) the keys that retrieve are divided by $z_{i-1} \cdot \phi(k_i)$ (Eq. 27): a
-    division of rows. In (d2) the answers are divided by $z_i \cdot \phi(q_i)$ (Eq. 28).
+    In (d1) each row of retrieved values is divided by $z_{i-1} \cdot \phi(k_i)$ (Eq.
+    27). In (d2) each output is divided by $z_i \cdot \phi(q_i)$ (Eq. 28).
     """
     y = []
     for d, Q, K, V, R, b in cut(
         W.dtype, x.decay, x.q, x.k, x.v, x.erase_key, x.strength
     ):
         gamma, Gamma = decays(d)
-        # The values that the keys retrieve, and from them the rows of U.
+        # Compute the values that the keys retrieve, and from them the rows of U.
         L = scores(R, K, Gamma).tril(-1)
         P = scores(Q, K, Gamma).tril()
         held = gamma * R @ z[..., None] + L.sum(-1, True)
         V_bar = divide(gamma * R @ W.mT, held)  # Eq. 27
         U = solve(b * divide(L, held), b * (V - V_bar))  # (d1)
-        # The outputs, and both states after the chunk.
+        # Compute the outputs of the chunk, and both states after it.
         total = gamma * Q @ z[..., None] + P.sum(-1, True)
         y.append(divide(gamma * Q @ W.mT + P @ U, total))  # Eq. 28
         W = carry(W, U, K, d)  # (d3)

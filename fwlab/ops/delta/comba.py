@@ -25,7 +25,7 @@ def loop(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor,
     ask: Tensor, W: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    r"""Fade, correct what a scaled key retrieves, then read:
+    r"""Decay, correct the value that a scaled key retrieves, then read, at each step:
 
     $$\bar v_i = d_i\, W_{i-1}\,(c_i\, k_i) \tag{n6}$$
     """
@@ -48,7 +48,7 @@ def comba_rule(
     ask: PerHead,
     **options: Unpack[RuleOptions],
 ) -> Inputs:
-    r"""Decay, then replace what a scaled key retrieves, then read.
+    r"""Decay the fast weights, replace what a scaled key retrieves, then read (Comba).
 
     With $\alpha_t = \exp(\text{log\_decay}_t)$ and $\tilde W_t = \alpha_t W_{t-1}$:
     $W_t = \tilde W_t + \beta_t (v_t - \text{ask}_t\, \tilde W_t k_t) \otimes k_t$ and

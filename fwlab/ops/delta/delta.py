@@ -26,23 +26,22 @@ from fwlab.ops.linear.sum import read, steps
 
 
 def correct(W: Tensor, k: Tensor, v: Tensor, v_bar: Tensor, beta: Tensor) -> Tensor:
-    r"""Write the new value, remove the old one:
+    r"""Replace the old value of a key by a new value:
 
     $$W_i = W_{i-1} + \beta_i\,
       (v_i - \bar v_i) \otimes \phi(k_i) \tag{24}$$
 
-    This is Eq. 23 with Eq. 22 put in, as derived in the paper's appendix A.1.
+    This is Eq. 23 with Eq. 22 inserted, as in the paper's appendix A.1.
 
     - `W`: `[..., value, key]`, `k`: `[..., key]`, `v` and `v_bar`: `[..., value]`.
-    - `beta`: `[...]`, the write strength, from 0 (keep what is there) to 1 (replace
-      it).
+    - `beta`: `[...]`, the write strength, from 0 (keep) to 1 (replace).
     """
     u = beta[..., None] * (v - v_bar)
     return W + torch.einsum("...v,...k->...vk", u, k)
 
 
 def delta_step(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
-    r"""Move the value stored under a key towards a new one:
+    r"""Retrieve the old value of a key, and move it towards a new value:
 
     $$\bar v_i = W_{i-1}\, \phi(k_i) \tag{20}$$
 
@@ -53,7 +52,7 @@ def delta_step(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
 
 
 def normalized_read(W: Tensor, z: Tensor, q: Tensor) -> Tensor:
-    r"""Return a reading, divided by what the same key reads in $z$:
+    r"""Multiply the fast weights by a key or query, and divide by the normaliser:
 
     $$\bar v_i = \frac{W_{i-1}\,\phi(k_i)}
                       {z_{i-1} \cdot \phi(k_i)} \tag{27}$$
@@ -68,10 +67,10 @@ def normalized_read(W: Tensor, z: Tensor, q: Tensor) -> Tensor:
 def loop(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, W: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Correct, then read."""
+    """Compute the delta rule: correct the fast weights, then read, at each step."""
     y = []
     for q_t, k_t, v_t, b_t in steps(q, k, v, beta):
-        W = delta_step(W, k_t, v_t, b_t)  # Eqs. 20, 24
+        W = delta_step(W, k_t, v_t, b_t)  # This computes Eqs. 20 and 24.
         y.append(read(W, q_t))  # Eq. 25
     return torch.stack(y, dim=1), W
 
@@ -79,12 +78,12 @@ def loop(
 def normalized_loop(
     q: Tensor, k: Tensor, v: Tensor, ask: Tensor, beta: Tensor, W: Tensor, z: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    r"""Divide both readings, so that they are means; $z$ sums up the keys:
+    r"""Compute the delta rule with the normaliser $z$, the sum of the keys:
 
     $$z_i = z_{i-1} + \phi(k_i) \tag{26}$$
 
-    - `ask`: the keys of Eq. 27, like `k`. Their length cancels there: it is scaled to
-      a range that neither overflows nor underflows.
+    - `ask`: the keys of Eq. 27, where their length cancels: `k`, scaled to a range that
+      neither overflows nor underflows.
     """
     y = []
     for q_t, k_t, v_t, a_t, b_t in steps(q, k, v, ask, beta):
@@ -118,13 +117,13 @@ def delta_rule(
     - `v`: `[batch, time, heads, value]`.
     - `beta`: `[batch, time, heads]`, write strength, usually in $[0, 1]$: 0 keeps the
       old value of the key, 1 replaces it.
-    - `normalize`: divide what is read with $k$ and $q$ by $z \cdot k$ and $z \cdot q$
+    - `normalize`: divide values read with $k$ and $q$ by $z \cdot k$ and $z \cdot q$
       (Eqs. 26-28); the result is 0 where a denominator is 0.
     - `options`: as for `sum_rule`.
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
-    Of two values under one key, the last wins.
+    Two values are written under one key; the second value replaces the first.
 
         >>> k = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2)
         >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)

@@ -2,8 +2,8 @@ r"""# DeltaProduct, one step at a time
 
 A delta rule changes its memory in one direction per token. DeltaProduct ([Siems et al.
 2025](https://arxiv.org/abs/2502.10297)) takes several steps before it reads, each with
-a key, a value and a strength of its own. With strengths up to 2 two steps can rotate
-what a head holds, which one step cannot. Equation numbers are those of [Schlag et al.
+its own key, value and strength. With strengths up to 2, two steps can rotate the
+content of a head, which one step cannot. Equation numbers are those of [Schlag et al.
 2021](https://arxiv.org/abs/2102.11174), those with a letter are ours.
 
 - `q`: `[batch, time, heads, key]`.
@@ -25,7 +25,7 @@ from fwlab.ops.delta.delta import delta_step, read, steps
 
 
 def product_step(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
-    r"""Take several steps of the delta rule, one after another:
+    r"""Apply several steps of the delta rule to the fast weights, one after another:
 
     $$W_{i,j} = W_{i,j-1} + \beta_{i,j}\,
       (v_{i,j} - W_{i,j-1}\, k_{i,j}) \otimes k_{i,j} \tag{n4}$$
@@ -41,7 +41,7 @@ def product_step(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
 def loop(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, W: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Correct several times, then read."""
+    """Apply several steps of the delta rule, then read, at each token."""
     y = []
     for q_t, k_t, v_t, b_t in steps(q, k, v, beta):
         W = product_step(W, k_t, v_t, b_t)
@@ -50,7 +50,7 @@ def loop(
 
 
 def spread(x: Tensor, zeros: tuple[int, int]) -> Tensor:
-    """Put steps of zeros before and after each token of `[batch, time, ...]`."""
+    """Insert steps of zeros before and after each token of `[batch, time, ...]`."""
     rest = [0, 0] * (x.dim() - 2)
     return F.pad(x.unsqueeze(2), (*rest, *zeros)).flatten(1, 2)
 
@@ -64,7 +64,7 @@ def delta_product(
     log_decay: LogDecay | None = None,
     **options: Unpack[RuleOptions],
 ) -> Inputs:
-    r"""Take several steps of the delta rule per token, then read.
+    r"""Apply several steps of the delta rule per token, then read.
 
     $W_{t,0} = e^{\text{log\_decay}_t} W_{t-1}$, then for each step
     $W_{t,j} = W_{t,j-1} + \beta_{t,j} (v_{t,j} - W_{t,j-1} k_{t,j})
@@ -81,7 +81,7 @@ def delta_product(
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
-    Both values in the steps of one token.
+    Both values are written in the steps of one token.
 
         >>> k = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2)
         >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)
@@ -91,7 +91,7 @@ def delta_product(
 
     Source: Siems et al. 2025 (arXiv:2502.10297).
     """
-    # A longer sequence: queries come last in a token, decays first.
+    # Steps form one long sequence, with the decay first and the query last in a token.
     after, before = (k.shape[2] - 1, 0), (0, k.shape[2] - 1)
     return Inputs(
         decay=None if log_decay is None else factor(spread(log_decay, before)),

@@ -22,7 +22,7 @@ from fwlab.ops.delta.delta import read, steps
 
 
 def replace(W: Tensor, k: Tensor, v: Tensor, erase: Tensor, write: Tensor) -> Tensor:
-    r"""Remove what some key channels hold, write some of the value:
+    r"""Erase what the gated key retrieves, and write the gated value:
 
     $$W_i = \tilde W_i + \big(w_i \odot v_i
       - \tilde W_i\,(e_i \odot k_i)\big) \otimes k_i \tag{n5}$$
@@ -38,7 +38,7 @@ def loop(
     q: Tensor, k: Tensor, v: Tensor, erase: Tensor, write: Tensor,
     log_decay: Tensor, W: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Fade every key channel, replace, then read."""
+    """Decay every key channel, erase and write with gates, then read, at each step."""
     y = []
     for q_t, k_t, v_t, e_t, w_t, l_t in steps(q, k, v, erase, write, log_decay):
         W = W * l_t.exp()[..., None, :]
@@ -57,7 +57,7 @@ def gated_delta_rule_2(
     log_decay: LogDecayPerKey,
     **options: Unpack[RuleOptions],
 ) -> Inputs:
-    r"""Fade, erase and write, channel by channel; then read.
+    r"""Decay, erase and write with one gate per channel, then read.
 
     $\tilde W_t = W_{t-1}\, \mathrm{diag}(e^{\text{log\_decay}_t})$, $W_t = \tilde W_t +
     \big(\text{write}_t \odot v_t

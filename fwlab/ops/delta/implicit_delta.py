@@ -8,8 +8,8 @@ $$W_i = \arg\min_W\; \|W - W_{i-1}\|^2
   + \beta_i\, \|v_i - W k_i\|^2$$
 
 It is Longhorn ([Liu et al. 2024](https://arxiv.org/abs/2407.14207)), in signal
-processing normalised least mean squares. Its step is never too long, however long the
-key is.
+processing normalised least mean squares. Its step is never too large, whatever the
+length of the key.
 
 - `q`, `k`: `[batch, time, heads, key]`, `v`: the same with `value`.
 - `W`: `[batch, heads, value, key]`.
@@ -30,7 +30,7 @@ from fwlab.ops.delta.delta import read, steps
 def loop(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, W: Tensor
 ) -> tuple[Tensor, Tensor]:
-    r"""Correct by the optimal step, then read. The step is as long as
+    r"""Apply a delta step with the optimal step size, then read, at each step:
 
     $$s_i = \frac{\beta_i}{1 + \beta_i\, |k_i|^2} \tag{n7}$$
     """
@@ -44,14 +44,14 @@ def loop(
 
 
 def strength(k: Tensor, beta: Tensor) -> Tensor:
-    """Return the step of (n7), which the recurrence takes as a strength.
+    """Return the step size of (n7), the write strength of the recurrence.
 
     - `k`: `[..., key]`, `beta`: `[...]`.
     """
     return beta / (1 + beta * k.square().sum(-1))
 
 
-#: The range of `beta`.
+#: The range of `beta`: all numbers from 0 on.
 POSITIVE = Range(0, INFINITE, "pass a weight, such as softplus(beta)")
 
 
@@ -63,7 +63,7 @@ def implicit_delta_rule(
     beta: Annotated[Tensor, "batch time heads", POSITIVE],
     **options: Unpack[RuleOptions],
 ) -> Inputs:
-    r"""Replace the value of a key by the optimal step, then read.
+    r"""Move the value of a key by the optimal step, then read (Longhorn).
 
     $W_t = W_{t-1} + \frac{\beta_t}{1 + \beta_t |k_t|^2} (v_t - W_{t-1} k_t) \otimes
     k_t$ and $y_t = W_t q_t$: the weights that minimise $\|W - W_{t-1}\|^2 + \beta_t
@@ -72,13 +72,13 @@ def implicit_delta_rule(
     - `q`, `k`: `[batch, time, heads, key]`, as features. Grouped heads as for
       `sum_rule`.
     - `v`: `[batch, time, heads, value]`.
-    - `beta`: `[batch, time, heads]`, at least 0: how much the pair of this step counts
-      against what is known; it may exceed 1.
+    - `beta`: `[batch, time, heads]`, at least 0: the weight of the error of this step
+      against the change of the fast weights; it may exceed 1.
     - `options`: as for `sum_rule`.
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
-    With a key of length 1 and `beta` of 1, a step goes half the way.
+    With a key of length 1 and `beta` of 1, a step removes half of the error.
 
         >>> k = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2)
         >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)

@@ -1,17 +1,17 @@
 r"""# The delta rules on a GPU
 
-In chunks, a delta rule is an additive rule that writes *errors* instead of values: the
-kernels are those of the sum rule. What remains is the triangular system of the
-chunked version, with $L = \mathrm{stril}(K K^\top) \odot \Gamma$:
+In chunks, a delta rule is a linear rule that writes *errors* instead of values, and
+uses the kernels of the sum rule. What remains is the triangular system of the chunked
+version, with $L = \mathrm{stril}(K K^\top) \odot \Gamma$:
 
 $$(I + L \beta)\, E = V - \gamma K W^\top \tag{d4}$$
 
 Its matrix does not depend on $W$, so the inverses $X$ of all chunks are computed side
-by side, before any kernel walks through time.
+by side, before any kernel loops over time.
 
-Backward, the gradient of the right side of (d4), and so that of $V$, solves the
-transposed system. What $K$ retrieves is subtracted, so it has the gradient $-dV$, and
-its rows go beside those of the queries:
+Backward, the gradient of the right side of (d4), which is also the gradient of $V$,
+solves the transposed system. What $K$ retrieves is subtracted, so it has the gradient
+$-dV$, and its rows are appended to those of the queries:
 
 $$dV = X^\top (\beta\, dU) \tag{d5}$$
 $$dW = \gamma_C\, dW' + G^\top (\gamma Q) - dV^\top (\gamma K) \tag{d6}$$
@@ -43,7 +43,7 @@ from fwlab.ops.triton_tiles import (
 
 @triton.jit
 def joined(X, A, size: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
-    """Join all pairs of blocks of this size by (k1)."""
+    """Merge pairs of inverted diagonal blocks of `size` rows by (k1)."""
     i = tl.arange(0, C)
     pair = (i // (2 * size))[:, None] == (i // (2 * size))[None, :]
     same = (i // size)[:, None] == (i // size)[None, :]
@@ -56,15 +56,15 @@ def joined(X, A, size: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
 def inverse(A, C: tl.constexpr, PRECISION: tl.constexpr):
     r"""Invert $I + A$, for a strictly lower triangular $A$, `[C, C]`.
 
-    Of a block of size 2, it is $I - A$. Neighbours are then joined, until there is one
-    block:
+    The inverse of a block of size 2 is $I - A$. Neighbouring blocks are then merged,
+    until there is one block:
 
     $$\begin{pmatrix} B_1 & \\ A_{21} & B_2 \end{pmatrix}^{-1} =
       \begin{pmatrix} X_1 & \\ -X_2 A_{21} X_1 & X_2 \end{pmatrix}
       \tag{k1}$$
 
     No power of $A$ is ever formed. So this is as stable as substitution, while a
-    product of powers is not. Up to size 16, each warp joins blocks of its own.
+    product of powers is not. Up to size 16, each warp merges separate blocks.
     """
     N: tl.constexpr = C // 16
     j = tl.arange(0, 16)
@@ -89,10 +89,10 @@ def prepare(
     k, decay, gammas, products, beta, X, time, heads, programs, K: tl.constexpr,
     BK: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the inverse of (d4) for one chunk.
+    """Compute the inverse of the matrix in (d4) for one chunk.
 
-    Loads k and stores X: b (K + C) bytes per step and head. Operations: 2 C K, and 8
-    C^2 for the inverse of a chunk of 64.
+    The kernel loads k and stores X: b (K + C) bytes per step and head. Operations: 2 C
+    K, and 8 C^2 for the inverse of a chunk of 64.
     """
     TYPE: tl.constexpr = k.dtype.element_ty
     index, origin, remaining = this_chunk(time, heads, programs, C)
@@ -116,7 +116,7 @@ def solve(
     k: Tensor, decay: Tensor | None, gammas: Tensor | None,
     products: Tensor | None, beta: Tensor, form: Form,
 ) -> Tensor:  # fmt: skip
-    """Return the inverse in (d4) of each chunk, `[chunks * batch * heads, C, C]`."""
+    """Return the inverses in (d4) of all chunks, `[chunks * batch * heads, C, C]`."""
     batch, time, heads, K = k.shape
     programs = batch * heads
     n = count(time, form.C) * programs
@@ -135,7 +135,7 @@ _delta = recurrence("delta_kernels", solve)
 
 
 def delta(x: Inputs, W: Tensor, z: None, alone: bool) -> tuple[Tensor, Tensor, None]:
-    """Return `y` and the state after the last step, `W`.
+    """Launch the kernels; return `y` and the final state `W`.
 
     - `alone`: `W` is empty, and the caller does not use the final state.
     """

@@ -1,8 +1,8 @@
 r"""# Kimi Delta Attention, one step at a time
 
-The gated delta rule fades the whole memory of a head by one number. Its successor in
-Kimi Linear fades every key channel by a number of its own: some channels keep what they
-hold for long, others only for a moment. Here `k` and `q` are already features,
+The gated delta rule has one decay for all fast weights of a head. Its successor in Kimi
+Linear has one decay for every key channel: some channels keep their content for a long
+time, others only for a moment. Here `k` and `q` are already features,
 $\phi(k)$ and $\phi(q)$. Equation numbers are those of [Schlag et al.
 2021](https://arxiv.org/abs/2102.11174), those with a letter are ours; the rule is that
 of the [Kimi team 2025](https://arxiv.org/abs/2510.26692).
@@ -37,7 +37,7 @@ def fade(log_decay: Tensor, W: Tensor) -> Tensor:
 def loop(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, W: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    r"""Fade, correct what is left of the memory, then read:
+    r"""Decay every key channel, apply the delta rule, then read, at each step:
 
     $$W_i = \tilde W_i + \beta_i\,\big(v_i - \tilde W_i\,\phi(k_i)\big)
       \otimes \phi(k_i) \tag{n3}$$
@@ -59,7 +59,7 @@ def kimi_delta_rule(
     log_decay: LogDecayPerKey,
     **options: Unpack[RuleOptions],
 ) -> Inputs:
-    r"""Fade every key channel, replace what a key holds, then read.
+    r"""Decay every key channel, replace the value of a key, then read.
 
     $\tilde W_t = W_{t-1}\, \mathrm{diag}(\alpha_t)$ with $\alpha_t =
     \exp(\text{log\_decay}_t)$ per key channel; then, as in the delta rule, $W_t =
@@ -75,9 +75,9 @@ def kimi_delta_rule(
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
-    Exact for any log decay up to 0: strong and weak ones may be mixed within a chunk.
+    This is exact for any log decay up to 0: a chunk may mix strong and weak decays.
 
-    The channel of this key fades to a half, the other one stays.
+    The channel of this key decays to a half; the other channel does not decay.
 
         >>> k = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2)
         >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)

@@ -24,7 +24,7 @@ from fwlab.ops.delta.delta import read, steps
 
 
 def transition(W: Tensor, a: Tensor, b: Tensor, log_decay: Tensor) -> Tensor:
-    r"""Multiply by a diagonal matrix plus one of rank one:
+    r"""Multiply the fast weights by a diagonal matrix plus a matrix of rank one:
 
     $$\hat W_i = W_{i-1}\,\big(\mathrm{diag}(e^{\mathrm{log\_decay}_i})
       + a_i\, b_i^\top\big) \tag{n8}$$
@@ -38,7 +38,7 @@ def transition(W: Tensor, a: Tensor, b: Tensor, log_decay: Tensor) -> Tensor:
 def loop(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, log_decay: Tensor, W: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Move, add a pair, then read."""
+    """Apply the transition, add a key-value pair, then read, at each step."""
     y = []
     for q_t, k_t, v_t, a_t, b_t, l_t in steps(q, k, v, a, b, log_decay):
         W = transition(W, a_t, b_t, l_t)  # (n8)
@@ -57,7 +57,7 @@ def rwkv7_rule(
     log_decay: LogDecayPerKey,
     **options: Unpack[RuleOptions],
 ) -> Inputs:
-    r"""Fade every key channel, move a part of the memory, add, read.
+    r"""Decay every key channel, add a rank-one update and a pair, then read (RWKV-7).
 
     $W_t = W_{t-1} \big(\mathrm{diag}(e^{\text{log\_decay}_t}) + a_t b_t^\top\big) + v_t
     \otimes k_t$ and $y_t = W_t q_t$.
@@ -72,7 +72,7 @@ def rwkv7_rule(
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
-    With $a = -b$, the key $b$ is emptied before the pair is added.
+    With $a = -b$, the value of the key $b$ is removed before the pair is added.
 
         >>> k = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2)
         >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)
@@ -82,8 +82,8 @@ def rwkv7_rule(
 
     Source: Peng et al. 2025 (arXiv:2503.14456).
     """
-    # Two steps: correct with a and b towards 0, then add the pair. a erases before the
-    # memory fades; after that it would have to be divided by the decay.
+    # Each token takes two steps: a delta step with a and b towards 0, then the pair. a
+    # reads before the decay; otherwise it would have to be divided by the decay.
     none = torch.zeros_like(a)
     return Inputs(
         decay=factor(in_turn(log_decay, none)),

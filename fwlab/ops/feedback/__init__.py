@@ -13,11 +13,11 @@ from fwlab.ops._recurrence import full_precision, is_traced
 from fwlab.ops.feedback import efficient, naive
 from fwlab.ops.feedback.weights import FeedbackWeights
 
-#: The minimum compute capability: the kernels do without tensor cores.
+#: The minimum compute capability; the kernels do not need tensor cores.
 MINIMUM = (7, 5)
-#: Maximum channels per head, and per token: a program holds whole rows.
+#: The maximum channels per head and per token, as a program loads complete rows.
 MAX_KEY, MAX_WIDTH = 256, 8192
-#: The columns that the weights of positions need.
+#: The requirement on the number of columns of the position weights, for errors.
 WAVES = "an even number of features (a sine and a cosine of each wave)"
 
 
@@ -30,9 +30,9 @@ def why_not(
     mask: Tensor | None = None,
     factors: Tensor | None = None,
 ) -> str | None:
-    """Return why the kernels cannot compute a call; None = they can.
+    """Return the reason why the kernels cannot compute these inputs, or None.
 
-    - Takes the arguments of the forms; without any, it checks only this machine.
+    - The arguments are as in `naive.feedback`; without `x`, check only this machine.
     """
     if x is None or k is None:
         return _triton.why_not(minimum=MINIMUM)
@@ -48,7 +48,7 @@ def why_not(
     ):
         if size > maximum:
             return f"the kernels take {name} up to {maximum}, got {size}"
-    # An offset among the memories of a head has 32 bits.
+    # The offsets of memories within a head have 32 bits.
     memories = k.shape[1] + x.shape[1]
     if memories * max(key, features) >= 2**31:
         return f"there is no kernel for {memories} memories"
@@ -56,7 +56,7 @@ def why_not(
 
 
 def load() -> Any:
-    """Return the function that launches the kernels; Triton is imported only now."""
+    """Import the Triton kernels, and return the function that launches them."""
     _triton.imported("fwlab.ops.feedback.kernels")
     from fwlab.ops.feedback.kernels import feedback
 
@@ -71,12 +71,12 @@ FORMS = {
 
 
 class FeedbackState(NamedTuple):
-    """Hold the memories of all steps so far, as keys and values.
+    """Hold the memories of all past steps, as keys and values.
 
     - `k`, `v`: `[batch, past, groups, heads, key]`, oldest first; `groups` is the
       number of layers, or 1 in the shared form.
-    - `mask`: `bool [batch, past]`, True = a real memory; None if all are. A sequence
-      with fewer memories than others has them at the end.
+    - `mask`: `bool [batch, past]`, True = a real memory; None if all are real. A
+      sequence with fewer memories is padded at the beginning.
     """
 
     k: Tensor
@@ -93,11 +93,11 @@ def feedback(
     factors: Annotated[Tensor, "batch time layers factors"] | None = None,
     **options: Unpack[Options],
 ) -> tuple[Tensor, Any]:
-    r"""Run a stack of layers that attend to memories of all layers.
+    r"""Compute a stack of layers that attend to feedback memories of past steps.
 
     $m_t = \sum_{l=0}^{L} \mathrm{softmax}(w)_l\, x_t^l$, and each layer of step $t$
     attends to $m_j$ for all $j < t$: not to its own step, and without a maximum
-    distance. Pre-norm, MLP with GELU, no biases, no norm at the end.
+    distance. The stack has pre-norms, GELU MLPs, no biases, and no final norm.
 
     - `x`: `[batch, time, d]`, the inputs $x_t^0$.
     - `weights`: a `FeedbackWeights`. Its shapes determine the number of layers, and
@@ -106,9 +106,9 @@ def feedback(
     - `factors`: for dropout, `[batch, time, layers, 2 * d + d_ff]`, each entry 0 or 1 /
       (1 - the probability of 0). The first `d` multiply what the attention of a layer
       adds to its input, the next `d_ff` the result of GELU, and the last `d` what the
-      MLP adds. They are constants: no gradient flows to them. None = no dropout.
-    - `key_mask`: `bool [batch, time]`, True = real token. Masked steps do not count:
-      they make no memory, distances skip them, and they return 0.
+      MLP adds. They are constants, without gradients. None = no dropout.
+    - `key_mask`: `bool [batch, time]`, True = real token. Masked steps are skipped:
+      they have no memory, distances do not count them, and they return 0.
     - `state`: the `FeedbackState` of an earlier call; None = no memories. float32 for
       half-precision inputs.
     - `return_state`: return `(y, state)` instead of `y`.
@@ -118,10 +118,10 @@ def feedback(
 
     At the first step there is no memory to attend to, and the result of the attention
     is 0. With at most one memory, the attention weights do not depend on the query, so
-    the gradients of `to_q` and `positions` are 0 (and without any memory, those of all
-    weights of the attention).
+    the gradients of `to_q` and `positions` are 0 (and without any memory, the gradients
+    of all parameters of the attention).
 
-    A layer holds the weights, and trains them.
+    A `FeedbackTransformer` has the weights as parameters.
 
         >>> from fwlab.layers import FeedbackTransformer
         >>> stack = FeedbackTransformer(d_model=4, heads=2, layers=1)
@@ -144,7 +144,7 @@ def feedback(
     if factors is not None:
         steps.append(factors.detach().to(dtype))
     if key_mask is not None:
-        # Real tokens first, in their order: then memories are without gaps.
+        # Real tokens are moved to the front, so that memories have no gaps.
         order = torch.argsort(~key_mask, dim=1, stable=True)
         steps = [_take(part, order) for part in steps]
     wide, *factor = steps
@@ -164,7 +164,7 @@ def feedback_attention(
     v: Annotated[Tensor, "batch past heads key"],
     positions: Annotated[Tensor, "key features"],
 ) -> Tensor:
-    r"""Attend to older memories with one query (a step of `feedback`).
+    r"""Compute the attention of one query to older memories (a step of `feedback`).
 
     The score of the memory $\delta$ steps back is $(q \cdot k + q \cdot P s(\delta)) /
     \sqrt{d_{\text{key}}}$, with $s(\delta)$ the sines and cosines of $\omega_i \delta$.
@@ -207,14 +207,14 @@ DIMS = {
 
 
 def _check(x: Tensor, weights: Any, heads: int, factors: Tensor | None) -> Any:
-    """Return the weights; raise unless all sizes fit together."""
+    """Check the arguments of `feedback`; return the weights, or raise an error."""
     op = "feedback"
     if not isinstance(weights, FeedbackWeights):
         raise TypeError(
             f"{op}: expected weights to be a FeedbackWeights, "
             f"got {type(weights).__name__}"
         )
-    parts = {"to_q": weights.to_q, **weights._asdict()}  # `to_q` first, for `layers`
+    parts = {"to_q": weights.to_q, **weights._asdict()}  # `to_q` defines `layers`.
     if weights.norm_memory is None:
         del parts["norm_memory"]
     given = {"x": x, **{f"weights.{name}": part for name, part in parts.items()}}
@@ -259,7 +259,7 @@ def _check(x: Tensor, weights: Any, heads: int, factors: Tensor | None) -> Any:
 
 
 def memories(x: Tensor, state: Any, groups: int, heads: int) -> FeedbackState:
-    """Return the initial memories; raise unless those of `state` fit `x`."""
+    """Return the memories of `state`, checked, or empty memories without a state."""
     batch, _, d = x.shape
     memory = groups, heads, d // heads
     if state is None:
@@ -272,14 +272,14 @@ def memories(x: Tensor, state: Any, groups: int, heads: int) -> FeedbackState:
 
 
 def _take(x: Tensor, order: Tensor) -> Tensor:
-    """Return steps of `[batch, time, ...]` in a given order per sequence."""
+    """Reorder the steps of `[batch, time, ...]` by indices `[batch, steps]`."""
     return x[torch.arange(x.shape[0], device=x.device)[:, None], order]
 
 
 def _pack(
     k: Tensor, v: Tensor, mask: Tensor | None, new: Tensor | None
 ) -> FeedbackState:
-    """Drop masked memories, and move the others to the end, in order.
+    """Drop masked memories, and move real memories to the end, in their order.
 
     - `mask`: which memories of earlier calls are real; None = all.
     - `new`: which steps of this call are real; None = all.
@@ -292,7 +292,7 @@ def _pack(
             "depends on its values, which are not known where a call is "
             "only traced; expected return_state=False, got True"
         )
-    # Not `k.new_ones`: its values have to be known, also where `vmap` maps over k.
+    # `k.new_ones` would have no readable values where `vmap` maps over k.
     real = torch.ones(k.shape[:2], dtype=torch.bool, device=k.device)
     if mask is not None:
         real[:, : mask.shape[1]] = mask

@@ -6,8 +6,8 @@ this loop. This version differs from the naive loop in three ways:
 1. Each memory is projected *once*, when it is made. Its keys and values go into buffers
    that are as long as the sequence.
 2. For the backward pass, a layer saves its input, the result of its attention and the
-   cache: nothing per *pair* of steps. Everything else is computed again, for all steps
-   in one product.
+   cache: nothing per *pair* of steps. Everything else is recomputed, for all steps in
+   one product.
 3. The backward loop computes only what the next step needs. Gradients of older memories
    are collected for a block of steps and added in one product, and so are the gradients
    of all weights.
@@ -28,8 +28,8 @@ $$dq_t = \sum_{j<t} da_{tj}\, k_j, \qquad
   du_t = \sum_{j<t} da_{tj}\, s(t - j) \tag{g5}$$
 
 When the loop arrives at memory $j$, all later steps are done, so all terms of (g4) are
-known. Those of the same block are summed for each memory, those of later blocks in one
-product per block.
+known. Terms of the same block are summed for each memory, and terms of later blocks in
+one product per block.
 """
 
 from collections.abc import Callable
@@ -43,19 +43,19 @@ from torch.nn import functional as F
 from fwlab.ops._recurrence import Recurrence
 from fwlab.ops.feedback.weights import EPS, FeedbackWeights
 
-#: Steps per block, whose gradients for older memories are added at once.
+#: Steps per block of the backward pass, which adds gradients of older memories at once.
 BLOCK = 32
 
-#: Steps from which transposing the weights pays.
+#: From this number of steps on, transposed copies of the weights save time.
 MANY = 8
 
-#: The tensors of one layer or one step, unbound once for the whole loop, since each
-#: index is a call of an operator.
+#: The tensors of one layer or one step. They are unbound once before a loop, because
+#: indexing calls an operator.
 Rows = tuple[Tensor, ...]
 
 
 class Stack(NamedTuple):
-    r"""Hold the weights of the stack, with scales of norms folded into the matrices.
+    r"""Hold the inputs of the stack, with scales of norms folded into its weights.
 
     - `x`: `[batch, time, d]`.
     - `past`: `[2, groups, batch, heads, past, key]`, keys and values of earlier calls;
@@ -86,13 +86,13 @@ class Terms(NamedTuple):
     """Hold the recomputed activations and the gradients of every step.
 
     - `states`, `attended`: the saved tensors; `kv`: keys and values of all memories.
-    - `normed`, `normed_mlp`, `m`: results of norms; `of_x`, `of_middle`, `of_m`: what
-      their backward passes need. Without a norm of the memory, `of_m` is None.
+    - `normed`, `normed_mlp`, `m`: results of norms; `of_x`, `of_middle`, `of_m`: the
+      tensors of their backward passes. Without a norm of the memory, `of_m` is None.
     - `h`: results of GELU; `waves`: $s$ of all distances, the largest first.
     - `vectors`: $q$ and $dz$ of (g4): `[2, layers, batch * heads, time, key]`.
     - `dx`, `d_middle`, `dh`, `d_qu`, `d_m`, `d_new`, `dkv`: the gradients of states,
       before and in the MLP, of queries with $u$, of memories, of their keys and values
-      from other blocks, and of all keys and values. The loop fills them; the gradients
+      from later blocks, and of all keys and values. The loop fills them; the gradients
       of the weights are products with them.
     """
 
@@ -120,7 +120,7 @@ class Terms(NamedTuple):
 def forward(given: Any, keep: bool, normalize: bool) -> Any:
     """Compute all steps; return `y`, all keys and values, and the saved tensors.
 
-    - `normalize`: whether a memory is normalised.
+    - `normalize`: True if memories have a layer norm.
     """
     x = Stack(*given)
     (batch, time, d), (layers, past) = x.x.shape, (len(x.to_q), x.past.shape[4])
@@ -143,14 +143,14 @@ def forward(given: Any, keep: bool, normalize: bool) -> Any:
 
 
 def prepare(x: Stack) -> tuple[Any, Tensor, Tensor]:
-    """Return the initial tensors of the forward loop.
+    """Transpose the weights, and allocate keys and values for the forward loop.
 
     - Returns the transposed weights, of memories and of each layer; keys and values, with
       space for all steps; and the keys of all distances (Eq. f4).
     """
     turned = [x.to_kv, x.to_q.flatten(1, 2), x.to_out, x.expand, x.contract]
     turned = [W.mT for W in turned]
-    if x.x.shape[1] > MANY:  # products take up to half the time
+    if x.x.shape[1] > MANY:  # Contiguous weights make products up to twice as fast.
         turned = [W.contiguous() for W in turned]
     *sizes, past, key = x.past.shape
     kv = x.x.new_empty(*sizes, past + x.x.shape[1], key)
@@ -165,9 +165,9 @@ def step(
 ) -> Tensor:  # fmt: skip
     """Compute all layers of step `t`, from its input in `states[0]`.
 
-    - `states`: `[layers + 1, batch, d]`, `attended`: the same without the last.
+    - `states`: `[layers + 1, batch, d]`; `attended`: `[layers, batch, d]`.
     - `attend(l, q, z)`: computes `z` of layer `l`.
-    - Returns keys and values of its memory, `[2, groups, batch, heads, key]`.
+    - Returns keys and values of the step's memory, `[2, groups, batch, heads, key]`.
     """
     to_kv, weights = turned
     layers = zip(states[:-1], states[1:], attended, weights, strict=True)
@@ -186,15 +186,15 @@ def step(
 def attend(
     seen: list[Rows], r: Tensor, hidden: Tensor | None, l: int, q: Tensor, z: Tensor
 ) -> None:
-    """Compute Eqs. f4 and f5.
+    """Compute the attention of one step to earlier memories (Eqs. f4 and f5).
 
     - `seen`: keys and values by group, `[batch * heads, memories, key]`.
-    - `r`: the keys of their distances, `[key, memories]`.
+    - `r`: the keys of the distances, `[key, memories]`.
     - `q`, `z`: `[batch, d]`.
     """
     k, v = seen[l % len(seen)]
     if k.shape[1] == 0:
-        z.zero_()  # nothing to attend to
+        z.zero_()  # The first step has no memories.
         return
     q = q.view(len(k), -1)
     a = torch.mm(q, r).unsqueeze(1)
@@ -206,7 +206,7 @@ def attend(
 def backward(
     given: Any, kept: Any, gradients: Any, needed: Any, normalize: bool
 ) -> Any:
-    """Compute the gradients block by block, the last block of steps first."""
+    """Compute the gradients of all inputs, block by block from the last step on."""
     x = Stack(*given)
     b = recompute(x, kept, gradients, normalize)
     past, (layers, time) = x.past.shape[4], b.attended.shape[:2]
@@ -222,7 +222,7 @@ def backward(
         for parts in (buffers, (*b.of_middle, *b.of_x))
     )
     weights = [*zip(x.contract, x.expand, x.to_out, queries_and_u(x), strict=True)]
-    # A row times them is faster this way.
+    # A row vector times a contiguous matrix is faster.
     keys, values = b.kv[0].flatten(1, 2), b.kv[1].flatten(1, 2).mT.contiguous()
     for start in reversed(range(0, time, BLOCK)):
         stop = min(start + BLOCK, time)
@@ -279,7 +279,7 @@ def recompute(x: Stack, kept: Any, gradients: Any, normalize: bool) -> Terms:
 
 
 def finish(x: Stack, b: Terms) -> tuple[Tensor | None, ...]:
-    """Return the gradients of a `Stack`, from those of every step."""
+    """Return the gradients of the inputs in a `Stack`, from the gradients of steps."""
     _, time, batch, d = b.attended.shape
     heads, key = x.to_q.shape[1:3]
     d_qu, dh, normed = (
@@ -306,12 +306,12 @@ def finish(x: Stack, b: Terms) -> tuple[Tensor | None, ...]:
 
 
 def drop(x: Tensor, factors: Tensor | None, *at: int) -> Tensor:
-    """Multiply by the factors of dropout, if there are any."""
+    """Multiply `x` by dropout factors; return `x` if `factors` is None."""
     return x if factors is None else x * factors[at]
 
 
 def attention_weights(x: Stack, b: Terms, start: int, stop: int) -> Tensor:
-    """Return zeros for $da$, and the weights $p$ of a block of queries.
+    """Recompute the attention weights $p$ of a block of queries, with zeros for $da$.
 
     - Returns `[2, layers, batch * heads, steps, memories]`.
     """
@@ -324,7 +324,7 @@ def attention_weights(x: Stack, b: Terms, start: int, stop: int) -> Tensor:
         hidden = hidden | F.pad(x.hidden, (0, n - x.hidden.shape[2]))
     keys = b.kv[0].flatten(1, 2)
     for l, p in enumerate(pairs[1]):
-        # By distance, [rows, steps, n + 1]; each query is one step further.
+        # Scores by distance, [rows, steps, n + 1], become scores by memory.
         a = by_memory(q[l] @ r.T, old)
         a = torch.baddbmm(a, q[l], keys[l % len(keys), :, :n].mT)  # Eq. f4
         p.copy_(masked_softmax(a, hidden))
@@ -344,7 +344,7 @@ def by_memory(x: Tensor, old: int) -> Tensor:
 
 
 def memory(x: Stack, b: Terms, t: int, later: Tensor) -> None:
-    """Differentiate Eqs. f2 and f1, from keys and values to states.
+    """Compute gradients through Eqs. f2 and f1, from keys and values to states.
 
     - `later`: the pairs of this memory with later steps of the block, `[2, layers, batch
       * heads, steps]`.
@@ -356,7 +356,7 @@ def memory(x: Stack, b: Terms, t: int, later: Tensor) -> None:
             b.vectors.flatten(0, 2)[:, t + 1 : t + 1 + steps],
         )  # (g4)
         pulled = pulled.view(2, len(later[0]), len(new), -1, pulled.shape[-1])
-        if pulled.shape[1] > new.shape[2]:  # all layers share a projection
+        if pulled.shape[1] > new.shape[2]:  # All layers share a projection.
             pulled = pulled.sum(1, keepdim=True)
         new += pulled.permute(2, 0, 1, 3, 4)
     dm = torch.mm(new.view(len(new), -1), x.to_kv)
@@ -370,15 +370,15 @@ def layer(
     x: Stack, l: int, t: int, weights: Rows, step: Rows, norms: Rows, seen: Rows,
     pairs: Rows, waves: Tensor, first: int,
 ) -> None:  # fmt: skip
-    """Differentiate Eqs. f7 to f4, from a state to the one below.
+    """Compute gradients through Eqs. f7 to f4, from a state to the state below.
 
     The query of the lowest layer depends on $x$ alone, so no earlier step needs its
     gradient: (g3) is computed only for the keys of the block, from `first` on.
 
-    - `weights`, `step`, `norms`: tensors of this layer, and of this step: buffers for
-      gradients, and tensors that the norms have saved.
-    - `seen`: keys and values before it; `pairs`: $da$ and $p$; `waves`: $s$ of the
-      distances.
+    - `weights`: matrices of this layer; `step`: the step's buffers for gradients;
+      `norms`: tensors that its norms have saved.
+    - `seen`: keys and values of earlier steps; `pairs`: $da$ and $p$; `waves`: $s$ of
+      the distances.
     """
     contract, expand, to_out, to_qu = weights
     up, dh, below, dx, z, dz_t, d_qu, d_heads = step
@@ -406,12 +406,12 @@ def layer(
 
 
 def older(b: Terms, start: int, stop: int, da: Tensor, p: Tensor) -> None:
-    """Add the gradients of a block for the memories before it."""
+    """Add the gradients from a block of queries to the memories before the block."""
     n, steps = p.shape[-1], slice(start, stop)
     old = n - (stop - start)
     K, V = b.kv.flatten(2, 3)
     q, dz = b.vectors[:, :, :, steps]
-    # The lowest layer: (g3) for older keys, and its queries.
+    # For the lowest layer, compute (g3) for older keys, and the gradients of queries.
     z = b.attended[0, steps].view(stop - start, len(dz[0]), -1).transpose(0, 1)
     D = (dz[0] * z).sum(-1, keepdim=True)
     dp = torch.bmm(dz[0], V[0, :, :old].mT) - D
@@ -429,13 +429,13 @@ def older(b: Terms, start: int, stop: int, da: Tensor, p: Tensor) -> None:
 
 
 def norm(x: Tensor) -> tuple[Tensor, Rows]:
-    """Return a layer norm without a scale, and the tensors of its backward pass."""
+    """Return a layer norm without a scale, and the tensors that its gradient needs."""
     y, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], None, None, EPS)
     return y, (x, mean, rstd)
 
 
 def norm_backward(dy: Tensor, x: Tensor, *saved: Tensor) -> Tensor:
-    """Return the gradient of `x`, from the tensors of `norm`."""
+    """Return the gradient of the input of `norm`, from the tensors that it returned."""
     return torch.ops.aten.native_layer_norm_backward(
         dy, x, x.shape[-1:], *saved, None, None, [True, False, False]
     )[0]
@@ -445,16 +445,16 @@ def add(
     x: Tensor, part: Tensor, W: Tensor, factors: Tensor | None, l: int, t: int,
     out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Compute `x + factors * (part @ W)`; None = 1."""
+    """Compute `x + factors * (part @ W)`; `factors=None` means factors of 1."""
     if factors is None:
         return torch.addmm(x, part, W, out=out)
     return torch.addcmul(x, factors[l, t], torch.mm(part, W), out=out)
 
 
 def make_waves(n: int, positions: Tensor) -> Tensor:
-    """Return $s$ of Eq. f3 for the distances n to 0, with angles in float64."""
+    """Return sinusoids $s$ (Eq. f3) of the distances n to 0, with float64 angles."""
     device = positions.device
-    if device.type == "mps":  # has no float64
+    if device.type == "mps":  # This device has no float64.
         device = torch.device("cpu")
     exact: Any = {"dtype": torch.float64, "device": device}
     half = positions.shape[1] // 2
@@ -464,13 +464,13 @@ def make_waves(n: int, positions: Tensor) -> Tensor:
 
 
 def queries_and_u(x: Stack) -> Tensor:
-    """Return one matrix per layer, `[layers, heads * (key + features), d]`."""
+    """Return the projection to $q$ and $u$, `[layers, heads * (key + features), d]`."""
     to_u = torch.einsum("kf,lhkd->lhfd", x.positions, x.to_q)
     return torch.cat([x.to_q, to_u], dim=2).flatten(1, 2)
 
 
 def masked_softmax(a: Tensor, hidden: Tensor) -> Tensor:
-    """Take the softmax over the keys that are not hidden; 0 if all are."""
+    """Compute the softmax over keys that are not hidden, or 0 if all are hidden."""
     past = hidden.shape[-1]
     a[..., :past].masked_fill_(hidden, torch.finfo(a.dtype).min)
     a = torch.softmax(a, -1)
@@ -479,7 +479,7 @@ def masked_softmax(a: Tensor, hidden: Tensor) -> Tensor:
 
 
 def shapes(given: Any, keep: bool, normalize: bool, lse: bool = False) -> Any:
-    """Return empty tensors with the shapes of `forward`; kernels also keep `lse`."""
+    """Return empty tensors with the shapes of `forward`; kernels also save `lse`."""
     x = Stack(*given)
     (batch, time, d), (layers, heads) = x.x.shape, x.to_q.shape[:2]
     *sizes, past, key = x.past.shape
@@ -510,12 +510,12 @@ def feedback(
     *,
     recurrence: Recurrence = loops,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the result of the naive version, with dropout.
+    """Compute the stack with cached keys and values; return `y`, keys and values.
 
-    - `factors`: `[batch, time, layers, 2 * d + d_ff]`; None = 1.
+    - `factors`: `[batch, time, layers, 2 * d + d_ff]`; None = no dropout.
     """
     w, (d, d_ff) = weights, weights.contract.shape[1:]
-    # Scales of norms and 1 / sqrt(key) go into the matrices.
+    # Scales of norms and 1 / sqrt(key) are multiplied into the matrices.
     to_q = w.to_q * w.norm_mixer[:, None] / (d // heads) ** 0.5
     to_kv = torch.stack([w.to_k, w.to_v])
     if w.norm_memory is not None:

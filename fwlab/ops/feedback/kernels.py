@@ -7,20 +7,20 @@ same operations on the same addresses. Therefore
 
 1. all layers of a step work in buffers with fixed addresses, and what
    is needed later is copied to its index in time;
-2. the current step is known only to a *clock* in HBM, which the graph
-   itself advances. The kernels look up the number of memories there.
+2. the current step is stored in a *clock* in HBM, which the graph itself
+   advances. The kernels read the number of memories there.
 
-The mathematics is that of the efficient form. Kernels replace some of its products:
-those of one query with all memories before it, forward and backward, and of one memory
-with all queries after it. Tensor cores have no use for a single query; the kernels
-multiply and add as they load.
+The mathematics is the same as in the efficient version. Kernels replace some of its
+products: of one query with all memories before it, forward and backward, and of one
+memory with all queries after it. Tensor cores do not help with a single query; the
+kernels multiply and add as they load.
 
-**Forward.** The sum over memories goes tile by tile, with a running maximum of the
-scores, so that it never needs all scores at once. It also stores
+**Forward.** The sum over memories is computed tile by tile, with a running maximum of
+the scores, so that all scores are never needed at once. The kernel also stores
 
 $$\mathrm{LSE}_t = \log \sum_{j \lt t} e^{a_{tj}} \tag{k1}$$
 
-**Backward.** From this, each attention weight can be computed on its own:
+**Backward.** From this, each attention weight can be computed separately:
 
 $$p_{tj} = e^{a_{tj} - \mathrm{LSE}_t}, \qquad
   da_{tj} = p_{tj}\,(dz_t \cdot v_j - D_t), \qquad
@@ -60,15 +60,15 @@ from fwlab.ops._recurrence import Recurrence
 from fwlab.ops.feedback import efficient
 from fwlab.ops.feedback.efficient import Stack, Terms, finish, prepare, recompute, step
 
-#: Minimum number of steps for which a graph pays off (an estimate).
+#: Minimum number of steps for which a CUDA graph saves time (an estimate).
 PLAYED = 16
-#: Scalars in a tile of keys: 16 in the registers of each thread.
+#: Scalars in a tile of keys, 16 in the registers of each thread.
 TILE = 4096
 
-#: Below every score, but finite.
+#: A finite number below every score, in place of -inf.
 LOW = tl.constexpr(-1e38)
 
-#: PyTorch can record only one graph at a time.
+#: A lock, because PyTorch can record only one graph at a time.
 _capture = threading.Lock()
 
 
@@ -77,13 +77,13 @@ def attend(
     q, k, v, r, hidden, z, lse, clock, N, time, past, K: tl.constexpr,
     BK: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Compute Eqs. f4, f5 and (k1): one query of one head, all its memories.
+    """Compute the attention of one query in one head (Eqs. f4, f5) and its LSE (k1).
 
     Each of the BN rows of a tile has its own maximum and sum, which are combined once,
     at the end.
 
-    Loads 4 n (3 K) bytes (k, v and r, of which r comes from the cache), stores 4 (K +
-    1). Operations: 6 n K. Lower bound: the bytes, 0.3 n K ns.
+    The kernel loads 4 n (3 K) bytes (k, v and r, of which r comes from the cache), and
+    stores 4 (K + 1). Operations: 6 n K. Lower bound: the bytes, 0.3 n K ns.
     """
     row = tl.program_id(0).to(tl.int64)
     t, n = tl.load(clock), tl.load(clock + 1).to(tl.int32)
@@ -116,7 +116,7 @@ def attend(
     maximum = tl.max(top, 0)
     fade = tl.exp(top - maximum)
     total = tl.sum(total * fade, 0)
-    total = tl.where(total == 0, 1.0, total)  # nothing to attend to
+    total = tl.where(total == 0, 1.0, total)  # A step may have no memories.
     mean = tl.sum(mean * fade[:, None], 0) / total
     tl.store(z + row * K + c, mean, mask=channel)
     tl.store(lse + row * time + t, maximum + tl.log(total))
@@ -128,13 +128,13 @@ def attend_backward(
     N, time, past, K: tl.constexpr, BK: tl.constexpr, F: tl.constexpr,
     BF: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Compute (k2) and (k4): the gradient of one query of one head.
+    """Compute the gradient of one query in one head by (k2) and (k4).
 
-    It stores the two parts of dq separately, like the efficient form, and dz and D for
-    `pull`.
+    It stores the two parts of dq separately, like the efficient version, and dz and D
+    for `pull`.
 
-    Loads 4 n (3 K + F) bytes, stores 4 (3 K + F + 1). Operations: n (9 K + 2 F). Lower
-    bound: the bytes, 0.1 n (3 K + F) ns.
+    The kernel loads 4 n (3 K + F) bytes, and stores 4 (3 K + F + 1). Operations:
+    n (9 K + 2 F). Lower bound: the bytes, 0.1 n (3 K + F) ns.
     """
     row = tl.program_id(0).to(tl.int64)
     rows = tl.num_programs(0)
@@ -192,15 +192,15 @@ def pull(
     q, dz, lse, D, kv, dkv, r, hidden, out, clock, N, time, past, batch, heads, layers,
     groups, K: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Compute (k2) and (k3): the gradient of one memory in one head and layer.
+    """Compute the gradient of one memory in one head and layer by (k2) and (k3).
 
-    This sums over all queries after it, which are contiguous in time. With a clock, the
-    memory is that of its step; without one, each program has its own.
+    This sums over all later queries, which are contiguous in time. With a clock, the
+    memory is that of the clock's step; without a clock, each program has its own.
 
-    Loads 4 n (3 K + 2) bytes (q, dz and r, of which r comes from the cache), stores 8
-    K. Operations: 9 n K. Lower bound: the bytes, 0.3 n K ns if there are at least as
-    many multiprocessors as layers and heads. If q and dz of all of them do not fit into
-    the cache, they come from HBM, 8 n K bytes per layer and head.
+    The kernel loads 4 n (3 K + 2) bytes (q, dz and r, of which r comes from the cache),
+    and stores 8 K. Operations: 9 n K. Lower bound: the bytes, 0.3 n K ns if there are
+    at least as many multiprocessors as layers and heads. If q and dz of all do not fit
+    into the cache, they come from HBM, 8 n K bytes per layer and head.
     """
     program = tl.program_id(0).to(tl.int64)
     rows = batch.to(tl.int64) * heads
@@ -244,7 +244,7 @@ def pull(
         da = p * (tl.sum(g * value[None, :], 1) - mean)
         dk += da[:, None] * query
         dv += p[:, None] * g
-    owner = channel & (l < groups)  # the first layer of its group
+    owner = channel & (l < groups)  # The first layer of a group adds these gradients.
     key = tl.load(dkv + pair, mask=owner, other=0.0) + tl.sum(dk, 0)
     value = tl.load(dkv + other + pair, mask=owner, other=0.0)
     value += tl.sum(dv, 0)
@@ -257,10 +257,10 @@ def pull(
 
 @triton.jit(do_not_specialize=["width"])
 def slope(dh, saved, clock, width, BW: tl.constexpr):
-    """Differentiate the GELU: multiply dh by its derivative; the product replaces both.
+    """Multiply dh by the derivative of GELU in `saved`; store the product in both.
 
-    Loads 8 bytes per scalar, stores 8; one operation. Lower bound: the start of a
-    kernel.
+    The kernel loads 8 bytes per scalar, and stores 8; one operation. Lower bound: the
+    start of a kernel.
     """
     t = tl.load(clock)
     at = tl.program_id(0).to(tl.int64) * BW + tl.arange(0, BW)
@@ -275,17 +275,17 @@ def slope(dh, saved, clock, width, BW: tl.constexpr):
 def norm_backward(
     dy, y, rstd, base, alpha, dm, dx, saved, clock, d, l, BD: tl.constexpr,
 ):  # fmt: skip
-    r"""Differentiate a norm, for one sequence, and add other gradients.
+    r"""Compute the gradient through a norm for one sequence, and add other gradients.
 
     $$dx = \mathrm{rstd}\,\big(dy - \overline{dy}
         - y\;\overline{y\,dy}\big) \tag{k5}$$
 
     with means over channels, and $y$ the output of the norm before its scale. `base` is
-    the gradient that bypasses the norm; `alpha` and `dm` are those of the memory, Eq.
-    f1.
+    the gradient that bypasses the norm; `alpha` and `dm` are the weights and the
+    gradient of the memory, Eq. f1.
 
-    Loads at most 16 d bytes, stores 8 d. Operations: 11 d. Lower bound: the start of a
-    kernel.
+    The kernel loads at most 16 d bytes, and stores 8 d. Operations: 11 d. Lower bound:
+    the start of a kernel.
     """
     row, t = tl.program_id(0).to(tl.int64), tl.load(clock)
     c = tl.arange(0, BD)
@@ -306,7 +306,7 @@ def norm_backward(
 
 
 def _sizes(key: int, features: int = 1) -> dict[str, int]:
-    """Return the sizes of tiles; their widths are powers of two."""
+    """Return the tile sizes of the attention kernels, powers of two."""
     BK = max(triton.next_power_of_2(key), 16)
     BF = max(triton.next_power_of_2(features), 16)
     return {"K": key, "BK": BK, "BN": min(TILE // max(BK, BF), 128)}
@@ -314,26 +314,26 @@ def _sizes(key: int, features: int = 1) -> dict[str, int]:
 
 @functools.cache
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream that records all graphs of a device.
+    """Return the stream that records all CUDA graphs of a device.
 
-    There is only one, because cuBLAS never frees the workspace of a stream.
+    There is one stream per device, because cuBLAS never frees a stream's workspace.
     """
     return torch.cuda.Stream(device)
 
 
-#: The last graph of each device; the next graph reuses its memory.
+#: The last CUDA graph of each device; the next graph reuses its memory.
 _last: dict[torch.device, torch.cuda.CUDAGraph] = {}
 
 
 def play(step: Callable[[], None], times: int, like: Tensor) -> None:
-    """Call `step` this many times, on a GPU by replaying a graph of it.
+    """Call a function `times` times, on a GPU by replaying a CUDA graph of it.
 
     Each call of the operation records a graph, which takes as long as a few of its
     many steps. A graph for several calls would need copies of the weights and of
     everything that the backward pass needs, and a second forward pass before the
     backward pass would overwrite them.
 
-    Within a graph that the caller records, the steps become part of that graph.
+    If the caller is recording a graph, the steps become part of that graph.
     """
     with torch.cuda.device_of(like):
         if (
@@ -349,26 +349,26 @@ def play(step: Callable[[], None], times: int, like: Tensor) -> None:
             side = _capture_stream(like.device)
             side.wait_stream(current)
             with torch.cuda.stream(side):
-                # The first step compiles kernels and allocates workspaces, which a
-                # graph cannot do. Its results are used.
+                # The first step compiles kernels and allocates workspaces, which is
+                # not possible while a graph is recorded. Its results are used.
                 step()
                 graph = _recorded(step, like.device)
-                # On the stream that owns the memory of the graph.
+                # The graph is replayed on the stream that owns its memory.
                 for _ in range(times - 1):
                     graph.replay()
             current.wait_stream(side)
 
 
 def _recorded(step: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph:
-    """Record a graph of `step`, which is not computed.
+    """Record a CUDA graph of `step` without computing the step.
 
-    `torch.cuda.graph` would wait for the GPU and empty the cache of all memory each
-    time. All graphs of a device run one after the other on one stream. So they share
-    memory, which the last one holds.
+    `torch.cuda.graph` would synchronise with the GPU and empty PyTorch's memory cache
+    each time. All graphs of a device run one after another on one stream. So they share
+    memory, which the last graph owns.
     """
     graph = torch.cuda.CUDAGraph()
     pool = _last[device].pool() if device in _last else None
-    # Other threads may allocate memory in the meantime.
+    # In this mode, other threads may allocate memory during the capture.
     graph.capture_begin(pool, capture_error_mode="thread_local")
     try:
         step()
@@ -379,14 +379,14 @@ def _recorded(step: Callable[[], None], device: torch.device) -> torch.cuda.CUDA
 
 
 def _clock(t: int, n: int, like: Tensor) -> Tensor:
-    """Store both counters in HBM, without a copy that a graph cannot record."""
+    """Allocate the two counters, step and memories, on the device of `like`."""
     clock = like.new_full((2,), n, dtype=torch.int64)
     clock[:1].fill_(t)
     return clock
 
 
 def forward(given: Any, keep: bool, normalize: bool) -> Any:
-    """Record one step as a graph, and replay it for every step."""
+    """Compute all steps by replaying a CUDA graph of one step."""
     x = Stack(*given)
     (batch, time, d), (layers, heads, *_) = x.x.shape, x.to_q.shape
     turned, kv, r = prepare(x)
@@ -401,7 +401,7 @@ def forward(given: Any, keep: bool, normalize: bool) -> Any:
     cache = kv.flatten(2, 3)
 
     def attend_now(l: int, q: Tensor, z: Tensor) -> None:
-        """Launch one kernel in place of scores, softmax and mean."""
+        """Launch the attention kernel for layer `l` of the current step."""
         K, V = cache[:, l % cache.shape[1]]
         _triton.launch(
             attend, (batch * heads,), q, K, V, r, x.hidden, z, lse[l], clock, N, time,
@@ -409,7 +409,7 @@ def forward(given: Any, keep: bool, normalize: bool) -> Any:
         )  # fmt: skip
 
     def step_now() -> None:
-        """Read the clock, compute, store, advance the clock."""
+        """Compute the current step, store its results, and advance the clock."""
         t, n = clock[:1], clock[1:]
         torch.index_select(steps, 0, t, out=states[:1])
         new = step(x, turned, states, attended, 0, normalize, attend_now)
@@ -423,7 +423,7 @@ def forward(given: Any, keep: bool, normalize: bool) -> Any:
 
 
 class Loop(NamedTuple):
-    """Hold the tensors of every step of the backward pass: see `backward`."""
+    """Hold the tensors that the steps of the backward pass share: see `backward`."""
 
     x: Stack
     b: Terms
@@ -436,7 +436,7 @@ class Loop(NamedTuple):
 def backward(
     given: Any, kept: Any, gradients: Any, needed: Any, normalize: bool
 ) -> Any:
-    """Record a step of the backward pass, with (k3) and without blocks; replay it."""
+    """Compute the gradients of all inputs by replaying a CUDA graph of one step."""
     x = Stack(*given)
     b = recompute(x, kept, gradients, normalize)
     layers, _, time, _ = b.vectors[0].shape
@@ -445,7 +445,7 @@ def backward(
     loop = Loop(x, b, b.waves @ x.positions.T, lse, torch.empty_like(lse), clock)
 
     def step_now() -> None:
-        """Differentiate the memory of a step, then its layers."""
+        """Compute the gradients of a step's memory, then of its layers."""
         dm = memory(loop)
         up = b.dx[-1].index_select(0, clock[:1])[0] + x.alpha[-1] * dm
         for l in reversed(range(layers)):
@@ -464,7 +464,7 @@ def backward(
 def pull_memories(loop: Loop, count: int, clock: Tensor | None) -> Tensor:
     """Return the gradients of keys and values of the first `count` memories.
 
-    With a clock, return only the gradients of the memory of its step.
+    With a clock, return the gradients of the memory of the clock's step instead.
 
     Returns `[count, batch, 2, groups, heads, key]`.
     """
@@ -483,7 +483,7 @@ def pull_memories(loop: Loop, count: int, clock: Tensor | None) -> Tensor:
 
 
 def memory(loop: Loop) -> Tensor:
-    """Differentiate Eqs. f2 and f1; returns the gradient of $m_t$."""
+    """Compute and return the gradient of the memory $m_t$, through Eqs. f2 and f1."""
     x, b, clock = loop.x, loop.b, loop.clock
     new = pull_memories(loop, 1, clock)
     b.d_new.index_copy_(0, clock[:1], new)
@@ -495,7 +495,7 @@ def memory(loop: Loop) -> Tensor:
 
 
 def layer(loop: Loop, l: int, up: Tensor, dm: Tensor) -> Tensor:
-    """Differentiate Eqs. f7 to f4; returns the gradient of $x_t^l$."""
+    """Compute and return the gradient of the state $x_t^l$, through Eqs. f7 to f4."""
     x, b, r, lse, D, clock = loop
     dh = torch.mm(up, x.contract[l])
     _triton.launch(
@@ -514,7 +514,7 @@ def layer(loop: Loop, l: int, up: Tensor, dm: Tensor) -> Tensor:
         N - time, warps=8, F=features, BF=max(triton.next_power_of_2(features), 16),
         **_sizes(key, features),
     )  # fmt: skip
-    if l == 0:  # no earlier step needs its gradient
+    if l == 0:  # No earlier step needs this gradient.
         return below
     dn = torch.mm(dq, x.to_q[l].flatten(0, 1))
     return norm_back(loop, dn, b.normed[l], b.of_x[2][l], b.dx[l], below, dm, l)
@@ -524,7 +524,7 @@ def norm_back(
     loop: Loop, dy: Tensor, y: Tensor, rstd: Tensor, saved: Tensor,
     base: Tensor | None = None, dm: Tensor | None = None, l: int = 0,
 ) -> Tensor:  # fmt: skip
-    """Compute (k5) for all sequences."""
+    """Launch the kernel for the gradient through a norm, (k5), for all sequences."""
     dx, (batch, d) = torch.empty_like(dy), dy.shape
     _triton.launch(
         norm_backward, (batch,), dy, y, rstd, base, None if dm is None else loop.x.alpha,
@@ -545,5 +545,5 @@ loops = Recurrence(
 
 
 def feedback(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the arguments and results of the naive version."""
+    """Compute the stack on a GPU, with arguments and results of the naive version."""
     return efficient.feedback(*given, recurrence=loops)

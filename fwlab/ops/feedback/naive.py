@@ -22,7 +22,7 @@ from fwlab.ops.feedback.weights import EPS, FeedbackWeights
 
 
 def merge_memory(states: Tensor, w: Tensor) -> Tensor:
-    r"""Make one memory from the representations in all layers:
+    r"""Compute the memory of a step from its representations in all layers:
 
     $$m_t = \sum_{l=0}^{L} \mathrm{softmax}(w)_l\; x_t^l \tag{f1}$$
 
@@ -34,12 +34,12 @@ def merge_memory(states: Tensor, w: Tensor) -> Tensor:
 
 
 def norm(x: Tensor, scale: Tensor) -> Tensor:
-    """Apply a layer norm without a bias. `x`: `[..., d]`, `scale`: `[d]`."""
+    """Apply a layer norm without a bias to `x` `[..., d]`, with `scale` `[d]`."""
     return F.layer_norm(x, scale.shape, scale, eps=EPS)
 
 
 def project_memory(m: Tensor, W: Tensor, scale: Tensor | None, heads: int) -> Tensor:
-    r"""Return the keys or values of all memories at once:
+    r"""Project all memories to keys or values:
 
     $$k_j = W_K\, \mathrm{LN}(m_j), \qquad
       v_j = W_V\, \mathrm{LN}(m_j) \tag{f2}$$
@@ -53,7 +53,7 @@ def project_memory(m: Tensor, W: Tensor, scale: Tensor | None, heads: int) -> Te
 
 
 def sinusoids(distance: Tensor, features: int) -> Tensor:
-    r"""Return waves of many lengths, without a maximum distance:
+    r"""Return the sines and cosines of distances, for many wavelengths:
 
     $$s(\delta) = \big[\sin \omega_i \delta,\; \cos \omega_i \delta
       \big]_i, \qquad
@@ -69,16 +69,16 @@ def sinusoids(distance: Tensor, features: int) -> Tensor:
 
 
 def softmax(a: Tensor, mask: Tensor | None) -> Tensor:
-    """Take the softmax over the real memories; 0 if there are none.
+    """Compute the softmax over real memories, or 0 if no memory is real.
 
     - `a`: `[batch, heads, past]`.
-    - `mask`: `bool [batch, earlier]`, for the oldest; None = all real.
+    - `mask`: `bool [batch, earlier]`, for the oldest memories; None = all are real.
     """
     if mask is None:
         return torch.softmax(a, dim=-1)
     later = a.shape[-1] - mask.shape[-1]
     hidden = F.pad(~mask, (0, later))[:, None]
-    # Not -inf: if all memories are hidden, that would be 0/0.
+    # With -inf, the softmax would be NaN if all memories are hidden.
     a = a.masked_fill(hidden, torch.finfo(a.dtype).min)
     return torch.softmax(a, dim=-1).masked_fill(hidden, 0)
 
@@ -86,7 +86,7 @@ def softmax(a: Tensor, mask: Tensor | None) -> Tensor:
 def feedback_attention(
     q: Tensor, k: Tensor, v: Tensor, positions: Tensor, mask: Tensor | None = None
 ) -> Tensor:
-    r"""Attend with one query to the memories before it, by their distances:
+    r"""Compute the attention of one query to the memories of earlier steps:
 
     $$r_\delta = P\, s(\delta), \qquad
       a_{tj} = \frac{q_t \cdot k_j + q_t \cdot r_{t-j}}
@@ -118,7 +118,7 @@ def feedback(
     x: Tensor, weights: FeedbackWeights, heads: int, k: Tensor,
     v: Tensor, mask: Tensor | None, factors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    r"""Compute all layers of a step, then its memory, step by step.
+    r"""Compute the stack step by step: all layers of a step, then its memory.
 
     $$q_t^l = W_Q^l\, \mathrm{LN}(x_t^l), \qquad
       \tilde x_t^l = x_t^l + W_O^l\, z_t^l \tag{f6}$$
@@ -136,7 +136,7 @@ def feedback(
     w, layers, groups = weights, weights.to_q.shape[0], k.shape[2]
 
     def keys_and_values(m: Tensor, g: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values (f2) of all memories: of earlier calls, then `m`."""
+        """Project `m` to keys and values (f2), and append them to `k` and `v`."""
         scale = None if w.norm_memory is None else w.norm_memory[g]
         new_k = project_memory(m, w.to_k[g], scale, heads)
         new_v = project_memory(m, w.to_v[g], scale, heads)
@@ -145,8 +145,8 @@ def feedback(
             torch.cat([v[:, :, g], new_v], dim=1),
         )
 
-    # All layers of a step, from the bottom up; then its memory.
-    m, y = x[:, :0], []  # no memories yet
+    # A step computes its layers from the bottom up, then its memory.
+    m, y = x[:, :0], []
     f_z = f_h = f_y = 1.0
     for t, x_t in enumerate(x.unbind(1)):
         states = [x_t]

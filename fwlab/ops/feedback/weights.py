@@ -4,12 +4,12 @@ from typing import Annotated, NamedTuple
 
 from torch import Tensor
 
-#: Added to the variance, as in `torch.nn.LayerNorm`.
+#: The epsilon that layer norms add to the variance, as in `torch.nn.LayerNorm`.
 EPS = 1e-5
 
 
 class FeedbackWeights(NamedTuple):
-    r"""Hold the weights of all layers of a stack.
+    r"""Hold the weights of all layers of a Feedback Transformer.
 
     There are $L$ layers; `d` is the width of the model, and `key` is `d` / heads.
     `groups` is $L$ if each layer has its own projection of the memory (the original

@@ -25,13 +25,13 @@ def fwp(
     cu_seqlens: Tensor | None = None,
     **options: Unpack[Options],
 ) -> tuple[Tensor, Any]:
-    r"""Add an outer product to the fast weights, and squash them (Eqs. 2 and 3).
+    r"""Add an outer product to fast weights, and apply an activation (Eqs. 2 and 3).
 
     $W_t = \sigma(W_{t-1} + a_t \otimes b_t)$ and $y_t = W_t x_t$. With $\sigma$ =
     identity it is `sum_rule(x, b, a, normalize=False)`.
 
-    - `a`: `[batch, time, heads, value]`, what to write.
-    - `b`: `[batch, time, heads, key]`, where to write it.
+    - `a`: `[batch, time, heads, value]`, the values to write.
+    - `b`: `[batch, time, heads, key]`, the keys to write them with.
     - `x`: `[batch, time, heads, key]`, the input of the fast network.
     - `activation`: $\sigma$, a function of a tensor that keeps its shape and dtype, and
       may have parameters of its own; None = identity. It must be deterministic (no
@@ -46,7 +46,7 @@ def fwp(
     - Returns `y` `[batch, time, heads, value]` in the dtype of `a`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
-    Two values under one key, squashed after each.
+    Two values are written under one key, each followed by tanh.
 
         >>> k = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2)
         >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)
@@ -87,7 +87,7 @@ def fwp(
 
 
 def _checked(activation: Callable[[Tensor], Any]) -> Callable[[Tensor], Tensor]:
-    """Wrap a function so that it raises if it changes shape or dtype."""
+    """Wrap an activation so that it raises if it changes the shape or the dtype."""
 
     def checked(W: Tensor) -> Tensor:
         out = activation(W)

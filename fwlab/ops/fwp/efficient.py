@@ -2,11 +2,11 @@ r"""# The fast weight programmer, with few states in memory
 
 There is an activation between one step and the next, so no matrix product covers
 several steps at once, and the backward pass needs the state of every step. But it does
-not need all of them at the same time.
+not need all states at the same time.
 
-Divide the sequence into segments of about $\sqrt T$ steps. In the forward pass, keep
-the state before each segment. In the backward pass, compute the states of one segment
-again, and differentiate it: $\sqrt T$ states are kept, and $\sqrt T$ belong to the
+Divide the sequence into segments of about $\sqrt T$ steps. In the forward pass, save
+the state before each segment. In the backward pass, recompute the states of one segment
+at a time, and differentiate it: $\sqrt T$ states are saved, and $\sqrt T$ belong to the
 current segment. With $S$ steps per segment the number of states in memory is
 
 $$\frac TS + S, \quad\text{minimal for}\quad S = \sqrt T \tag{a1}$$
@@ -30,8 +30,8 @@ from torch import Tensor
 from fwlab.ops._recurrence import Recurrence, is_traced
 from fwlab.ops.linear.sum import sum_rule
 
-#: Steps per segment; None = the root of the number of steps. Where a call is only
-#: traced, that number may not be known.
+#: Steps per segment; None = the square root of the number of steps. `TRACED` is the
+#: number in traced calls, where the number of steps may be unknown.
 SEGMENT: int | None = None
 TRACED = 32
 
@@ -46,18 +46,18 @@ def fwp(
     activation: Callable | None,
     real: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the result of the naive version; `activation` None is the identity.
+    """Compute the fast weight programmer, with `activation=None` for the identity.
 
     - `real`: `bool [batch, time]`, False = the step is masked; None = all are real.
     """
-    if activation is None:  # (a2); masked steps come as zeros, which write nothing
+    if activation is None:  # (a2): The inputs of masked steps are 0, so they write 0.
         same: Any = {"state": W, "return_state": True, "implementation": "efficient"}
         out: Any = sum_rule(x, b, a, normalize=False, **same)
         return out
     length = SEGMENT or math.isqrt(a.shape[1] - 1) + 1 if not is_traced(a) else TRACED
     if activation is torch.tanh:
         return tuple(_segments((a, b, x, W, real), length))
-    # A user's function, which a graph calls without tracing it.
+    # A graph calls the user's activation without tracing it.
     loops = torch.compiler.disable(_loops) if is_traced(a) else _loops
     return loops(a, b, x, W, activation, real, length)
 
@@ -71,11 +71,11 @@ def _loops(
     real: Tensor | None,
     length: int,
 ) -> tuple[Tensor, Tensor]:
-    """Differentiate by autograd, which also handles the activation's parameters.
+    """Compute segments with autograd, which also trains an activation's parameters.
 
     The backward pass recomputes the states of each segment here, too.
     """
-    # Not imported above: torch 2.6 loads half a compiler with it.
+    # This import is not at the top, because in torch 2.6 it loads half the compiler.
     from torch.utils.checkpoint import checkpoint
 
     outputs = []
@@ -86,7 +86,7 @@ def _loops(
 
 
 def _forward(x: Any, keep: bool, length: int) -> Any:
-    """Compute segment after segment; keep the state before each."""
+    """Compute the segments in order; with `keep`, save the state before each one."""
     a, b, x, W, real = x
     y, starts = a.new_empty(a.shape, dtype=W.dtype), []
     pieces = _cut(length, a, b, x, real)
@@ -95,12 +95,12 @@ def _forward(x: Any, keep: bool, length: int) -> Any:
         a_s, b_s, x_s = (_by_time(part, W) for part in (a_s, b_s, x_s))
         states = _states(a_s, b_s, real_s, W)
         y_s.copy_(_left(x_s, states[1:].mT).transpose(0, 1))  # Eq. 3
-        W = states[-1].clone()  # so that the other states can be freed
+        W = states[-1].clone()  # A view would keep all states of the segment alive.
     return (y, W), ([torch.cat(starts)] if keep else [])
 
 
 def _backward(x: Any, kept: Any, gradients: Any, needed: Any, length: int) -> Any:
-    """Differentiate from the last segment to the first."""
+    """Compute the gradients of `_forward`, from the last segment to the first."""
     a, b, x, W, real = x
     dy, dW = gradients
     starts = kept[0].unflatten(0, (-1, len(a)))
@@ -125,7 +125,7 @@ def _shapes(x: Any, keep: bool, length: int) -> Any:
     return (a.new_empty(a.shape, dtype=W.dtype), torch.empty_like(W)), starts
 
 
-#: With tanh as the activation.
+#: The recurrence with tanh as its activation.
 _segments = Recurrence(
     "fwp",
     "Tensor a, Tensor b, Tensor x, Tensor W, Tensor? real",
@@ -191,7 +191,7 @@ def _segment_backward(
 def _loop(
     a: Tensor, b: Tensor, x: Tensor, real: Tensor | None, W: Tensor, activation: Any
 ) -> tuple[Tensor, Tensor]:
-    """Compute a segment that autograd can differentiate."""
+    """Compute the steps of one segment with operations that autograd differentiates."""
     a, b, x = (_by_time(part, W) for part in (a, b, x))
     states = []
     for i, (a_i, b_i) in enumerate(zip(a[..., None], b[..., None, :], strict=True)):
@@ -202,20 +202,20 @@ def _loop(
 
 
 def _cut(length: int, *sequences: Tensor | None) -> list[tuple[Any, ...]]:
-    """Cut sequences `[batch, time, ...]` into segments; None stays None."""
+    """Split sequences `[batch, time, ...]` into segments; None stays None."""
     n = next(-(-x.shape[1] // length) for x in sequences if x is not None)
     cuts = ([None] * n if x is None else x.split(length, 1) for x in sequences)
     return [*zip(*cuts, strict=True)]
 
 
 def _by_time(x: Tensor, W: Tensor) -> Tensor:
-    """Put time first, in the dtype of the state."""
+    """Return `x` as `[time, batch, ...]`, in the dtype of the state `W`."""
     return x.transpose(0, 1).to(W.dtype)
 
 
 def _left(x: Tensor, W: Tensor) -> Tensor:
-    r"""Return $x^\top W$ of every step.
+    r"""Return the product $x^\top W$ of every step.
 
-    A row times a matrix takes less time on a CPU than a matrix times a column.
+    On a CPU, a row vector times a matrix is faster than a matrix times a column vector.
     """
     return (x[..., None, :] @ W)[..., 0, :]

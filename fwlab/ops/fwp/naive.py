@@ -2,8 +2,8 @@ r"""# The fast weight programmer of 1991, one step at a time
 
 One network, with slow weights, writes the weights of another network, which change with
 every input. Later models have the same two parts: an outer product to write, and a
-matrix product to read. Only a query of its own is missing here. The model is that of
-Schmidhuber 1991; equation numbers are those of [Schlag et al.
+matrix product to read. This model reads with its input; it has no query. The model is
+that of Schmidhuber 1991; equation numbers are those of [Schlag et al.
 2021](https://arxiv.org/abs/2102.11174).
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def program(W: Tensor, a: Tensor, b: Tensor, activation: Callable) -> Tensor:
-    r"""Change the fast weights by an outer product:
+    r"""Add an outer product to the fast weights, then apply the activation:
 
     $$W_i = \sigma\big(W_{i-1} + a_i \otimes b_i\big) \tag{2}$$
 
@@ -26,7 +26,7 @@ def program(W: Tensor, a: Tensor, b: Tensor, activation: Callable) -> Tensor:
 
 
 def apply(W: Tensor, x: Tensor) -> Tensor:
-    r"""Apply the fast network, which is one linear layer:
+    r"""Apply the fast network, a single linear layer, to an input:
 
     $$y_i = W_i\, x_i \tag{3}$$
 
@@ -38,7 +38,7 @@ def apply(W: Tensor, x: Tensor) -> Tensor:
 def fwp(
     a: Tensor, b: Tensor, x: Tensor, W: Tensor, activation: Callable
 ) -> tuple[Tensor, Tensor]:
-    """Write and read, step by step.
+    """Compute the fast weight programmer: at each step, write, then read.
 
     - `a`: `[batch, time, heads, value]`, `b`, `x`: the same with `key`; the layer makes
       `a` and `b` from its input (Eq. 1).

@@ -9,7 +9,7 @@ from fwlab.ops.linear import chunked
 
 
 def why_not(x: Inputs | None = None) -> str | None:
-    """Return why the kernels of a recurrence cannot compute a call; None = they can.
+    """Return the reason why the kernels cannot compute these inputs, or None.
 
     - `x`: the inputs; without any, only this machine is checked.
     """
@@ -31,14 +31,14 @@ def why_not(x: Inputs | None = None) -> str | None:
 
 
 def load() -> Any:
-    """Return the function that launches the kernels; Triton is imported only now."""
+    """Import the Triton kernels, and return the function that launches them."""
     _triton.imported("fwlab.ops.linear.kernels")
     from fwlab.ops.linear.kernels import linear
 
     return linear
 
 
-#: The forms of the recurrence, simplest first.
+#: The implementations of the linear recurrence, simplest first.
 FORMS = {
     "chunked": chunked.linear,
     "efficient": efficient.linear,

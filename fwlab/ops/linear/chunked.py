@@ -1,7 +1,7 @@
 r"""# The sum rule and the gated rule in chunks
 
-The loop of the naive version does little work per step. Cut the sequence into chunks of
-$C$ steps instead. Inside a chunk everything is a matrix product; from chunk to chunk
+The loop of the naive version does little work per step. Split the sequence into chunks
+of $C$ steps instead. Inside a chunk everything is a matrix product; from chunk to chunk
 only one state is carried.
 
 Both rules are one recurrence, with a decay $d$ and a strength $s$ that are 1 for the
@@ -11,7 +11,7 @@ $$W_i = d_i\, W_{i-1} + s_i\, v_i \otimes \phi(k_i) \tag{c0}$$
 
 Capital letters are the rows of one chunk stacked up: $Q$ and $K$ (the features of
 queries and keys), $V$, $Y$, and $U = s V$, what is really written. $W$ is the state
-before the chunk and $W'$ the one after it. $\mathrm{tril}$ keeps the lower triangle
+before the chunk, and $W'$ the state after it. $\mathrm{tril}$ keeps the lower triangle
 with its diagonal: step $i$ sees the steps $j \le i$.
 
 This version leaves the backward pass to autograd. The efficient version computes the
@@ -30,13 +30,13 @@ from fwlab.ops._rules import Inputs
 
 
 def cut(dtype: torch.dtype, *sequences: Tensor | None) -> Iterator[tuple[Any, ...]]:
-    """Walk through `[batch, time, heads, d]` tensors, chunk by chunk.
+    """Iterate over the chunks of `[batch, time, heads, d]` tensors.
 
     Chunks are `[batch, heads, C, d]`; the last may be shorter. None, a gate that a rule
     does not have, stays None.
 
-    `split` cuts the time axis once. The gradient of each slice would be a tensor of
-    zeros as large as the whole input.
+    `split` splits time once. The gradient of each slice of `x[:, i:j]` would be a
+    tensor of zeros as large as `x`.
     """
     cuts = [
         None if x is None else x.transpose(1, 2).to(dtype).split(CHUNK, 2)
@@ -47,13 +47,12 @@ def cut(dtype: torch.dtype, *sequences: Tensor | None) -> Iterator[tuple[Any, ..
 
 
 def decays(d: Tensor | None) -> tuple[Any, Any]:
-    r"""Multiply the decays: the fractions left of the state, and of each write:
+    r"""Compute the products of the decays in a chunk, for the state and for each write:
 
     $$\gamma_i = \prod_{m \le i} d_m, \qquad
       \Gamma_{ij} = \prod_{j < m \le i} d_m$$
 
-    They are multiplied out, never taken as a quotient or a difference of logarithms: a
-    decay of 0 is allowed.
+    No quotient and no difference of logarithms is computed: a decay of 0 is allowed.
 
     - `d`: `[..., C, 1]`, or `[..., C, key]` for a decay per key channel; None = no
       decay.
@@ -64,12 +63,12 @@ def decays(d: Tensor | None) -> tuple[Any, Any]:
         return 1, 1
     ones = torch.ones(d.shape[-2], d.shape[-2], device=d.device)
     later = ones.triu(1).bool()[..., None]
-    factors = torch.where(later, d.unsqueeze(-3), 1)  # [..., j, m, key]
+    factors = torch.where(later, d.unsqueeze(-3), 1)  # The shape is [..., j, m, key].
     return d.cumprod(-2), factors.cumprod(-2).transpose(-3, -2)
 
 
 def scores(Q: Tensor, K: Tensor, Gamma: Any) -> Tensor:
-    r"""Compare queries with keys of a chunk: $Q K^\top \odot \Gamma$.
+    r"""Multiply queries by keys of a chunk, with decays: $Q K^\top \odot \Gamma$.
 
     With a decay per key channel, $\Gamma$ is inside the product: $\sum_c Q_{ic} K_{jc}
     \Gamma_{ijc}$.
@@ -82,7 +81,7 @@ def scores(Q: Tensor, K: Tensor, Gamma: Any) -> Tensor:
 
 
 def carry(W: Tensor, U: Tensor, K: Tensor, d: Any) -> Tensor:
-    r"""Carry the state over a chunk:
+    r"""Compute the state after a chunk:
 
     $$W' = \gamma_C W + U^\top (\Gamma_C K) \tag{c2}$$
 
@@ -95,7 +94,7 @@ def carry(W: Tensor, U: Tensor, K: Tensor, d: Any) -> Tensor:
 
 
 def linear(x: Inputs, W: Tensor, z: Tensor | None, alone: bool) -> Any:
-    r"""Compute (c0) for all steps of a chunk at once, chunk after chunk:
+    r"""Compute the linear recurrence (c0), all steps of a chunk at once:
 
     $$Y = \gamma\, Q W^\top
       + \big(\mathrm{tril}(Q K^\top) \odot \Gamma\big)\, U \tag{c1}$$
@@ -107,7 +106,7 @@ def linear(x: Inputs, W: Tensor, z: Tensor | None, alone: bool) -> Any:
     if z is not None:
         v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
         W = torch.cat([W, z.unsqueeze(-2)], -2)
-    # Only the state goes from chunk to chunk.
+    # Chunks depend on each other only through the state.
     y = []
     for d, Q, K, V, s in cut(W.dtype, x.decay, x.q, x.k, v, x.strength):
         gamma, Gamma = decays(d)

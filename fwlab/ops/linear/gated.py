@@ -1,7 +1,7 @@
 r"""# The gated rule, one step at a time
 
-A memory that only adds fills up. The gated rule forgets: with every write, all of
-the memory fades. Equation numbers are those of [Schlag et al.
+A memory that only adds eventually fills up. The gated rule forgets: with every write,
+all fast weights decay. Equation numbers are those of [Schlag et al.
 2021](https://arxiv.org/abs/2102.11174); the rule is that of [Peng et al.
 2021](https://arxiv.org/abs/2103.02143).
 
@@ -24,13 +24,13 @@ from fwlab.ops.linear.sum import normalized_read, read, steps, write
 def loop(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, W: Tensor
 ) -> tuple[Tensor, Tensor]:
-    r"""Shrink the memory by $\beta$, then add the pair:
+    r"""Decay the fast weights by $1 - \beta$, add a pair, then read, at each step:
 
     $$W_i = (1 - \beta_i)\, W_{i-1}
       + \beta_i\, v_i \otimes \phi(k_i) \tag{52}$$
 
-    The whole memory fades, not only what the key held: that is the difference to
-    the delta rule (appendix B).
+    All fast weights decay, not only what the key holds: this is the difference to the
+    delta rule (appendix B).
     """
     y = []
     for q_t, k_t, v_t, b_t in steps(q, k, v, beta):
@@ -43,7 +43,7 @@ def loop(
 def normalized_loop(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, W: Tensor, z: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Apply the gate to the normaliser, too, as Random Feature Attention does:
+    r"""Compute the gated rule with a normaliser, as Random Feature Attention does:
 
     $$z_i = (1 - \beta_i)\, z_{i-1} + \beta_i\, \phi(k_i) \tag{n3}$$
 
@@ -69,7 +69,7 @@ def gated_rule(
     normalize: bool = False,
     **options: Unpack[RuleOptions],
 ) -> Inputs:
-    r"""Decay all fast weights, then write a pair (Eq. 52).
+    r"""Decay the fast weights, then write a key-value pair (Eq. 52).
 
     $W_t = (1 - \beta_t) W_{t-1} + \beta_t\, v_t \otimes k_t$, and $y_t = W_t q_t$. With
     `normalize` it is gated Random Feature Attention: $z_t = (1 - \beta_t) z_{t-1} +
@@ -84,7 +84,7 @@ def gated_rule(
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
-    Two values under one key.
+    Two values are written under one key.
 
         >>> k = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2)
         >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)

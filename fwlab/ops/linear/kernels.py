@@ -6,9 +6,9 @@ the shared memory of a multiprocessor are as fast as its cores, and have room fo
 state $W$ and the rows of one chunk. So the plan is: *load a chunk once, compute all its
 products there, and store only the outputs and one state per chunk.*
 
-What depends on earlier chunks is in one kernel that walks through time, with $W$ in
-registers (`forward`, and `backward_state` from the end). Everything else is computed
-for all chunks side by side (`read`, `backward_inputs`).
+One kernel loops over time, with $W$ in registers, and computes all terms that depend on
+earlier chunks (`forward`, and `backward_state` from the end). Everything else is
+computed for all chunks side by side (`read`, `backward_inputs`).
 
 The equations are those of the chunked version, with an error $E$ instead of the
 values, so that one set of kernels serves two recurrences. For the sum rule and the
@@ -74,9 +74,9 @@ from fwlab.ops.triton_tiles import (
 
 @triton.jit(do_not_specialize=["time", "heads", "programs"])
 def multiply_decays(decay, gammas, products, time, heads, programs, C: tl.constexpr):
-    r"""Compute $\gamma$ and $\Gamma$ of one chunk.
+    r"""Compute the products of decays of one chunk, $\gamma$ and $\Gamma$.
 
-    Stores b C bytes per step and head.
+    This kernel stores b C bytes per step and head.
     """
     index, origin, remaining = this_chunk(time, heads, programs, C)
     t = tl.arange(0, C)
@@ -89,11 +89,11 @@ def forward(
     z_end, time, heads, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute all chunks of one head, one after the other, for some rows of W.
+    """Compute all chunks of one head, one after another, for some rows of W.
 
-    Registers: W. Per chunk it loads q, k, v (X, and the products of decays), and stores
-    y, and for a backward pass the state and E. Operations per step and head: 2 C (K +
-    V) + 4 K V, and 2 K V + 2 C V more with X.
+    W is in registers. For each chunk, the kernel loads q, k, v (X, and the products of
+    decays), and stores y, and for a backward pass the state and E. Operations per step
+    and head: 2 C (K + V) + 4 K V, and 2 K V + 2 C V more with X.
     """
     TYPE: tl.constexpr = v.dtype.element_ty
     program = tl.program_id(0).to(tl.int64)
@@ -163,11 +163,11 @@ def read(
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute (c1) for one chunk and some columns of y.
+    """Compute the outputs (c1) of one chunk, for some columns of y.
 
-    When few heads leave most of the GPU idle, `forward` only walks through the states,
-    and this kernel computes the outputs of all chunks side by side. It loads the states
-    and E once more: 2 b (V + K V / C) bytes per step.
+    When few heads leave most of the GPU idle, `forward` only computes the states, and
+    this kernel computes the outputs of all chunks side by side. It loads the states and
+    E once more: 2 b (V + K V / C) bytes per step.
     """
     TYPE: tl.constexpr = E.dtype.element_ty
     index, origin, remaining = this_chunk(time, heads, programs, C)
@@ -193,11 +193,11 @@ def backward_state(
     BK: tl.constexpr, BV: tl.constexpr, AV: tl.constexpr, C: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Carry the gradient of the state from the last chunk to the first.
+    """Compute the gradient of the state, from the last chunk to the first.
 
-    Registers: dW. Per chunk it loads q, k, dy (and X) and stores dv and the gradient of
-    the state after the chunk. (c5) and (c6); with X, (d5) and (d6). Operations per step
-    and head: 2 C (K + V) + 4 K V, and 2 K V + 2 C V more with X.
+    dW is in registers. Each chunk loads q, k, dy (and X), and stores dv and the
+    gradient of the state after it: (c5) and (c6), or with X (d5) and (d6). Operations
+    per step and head: 2 C (K + V) + 4 K V, and 2 K V + 2 C V more with X.
     """
     TYPE: tl.constexpr = dy.dtype.element_ty
     program = tl.program_id(0).to(tl.int64)
@@ -231,8 +231,8 @@ def backward_state(
         unit = 1.0
         if total is not None:
             reciprocals = reciprocal(scalars(total, origin, t, remaining, heads, 0.0))
-            # In float16 small values would be lost, so they are in
-            # units of the maximum of the chunk.
+            # Small values would underflow in float16, so they are divided by the
+            # maximum of the chunk.
             unit = tl.max(tl.abs(reciprocals), 0)
             g = g * (reciprocals * reciprocal(unit))[:, None]
             if first == 0:
@@ -271,14 +271,13 @@ def backward_inputs(
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients within a chunk: (c3), (c4), (c7), or (d7) and (d8).
+    """Compute the gradients of the inputs of a chunk: (c3), (c4), (c7), (d7), (d8).
 
-    A program takes one chunk and `BK` columns of q and k. It loads q, k, E, dy (and dv)
-    and the two states, and stores dq and dk: b (4 K + 3 V + 2 K V / C) bytes per step.
-    Operations: 6 C K + 2 C V + 4 K V, and 4 C K + 2 C V + 2 K V more with dv.
+    A program computes one chunk and `BK` columns of q and k. It loads q, k, E, dy (and
+    dv) and the two states, and stores dq and dk: b (4 K + 3 V + 2 K V / C) bytes per
+    step. Operations: 6 C K + 2 C V + 4 K V, and 4 C K + 2 C V + 2 K V more with dv.
 
-    The first results are not needed any more for dq, and then dk: this order
-    keeps few tiles in registers at any time.
+    dq is complete before dk begins, so that few tiles are in registers at any time.
     """
     TYPE: tl.constexpr = dy.dtype.element_ty
     index, origin, remaining = this_chunk(time, heads, programs, C)
@@ -292,7 +291,7 @@ def backward_inputs(
         unit = tl.max(tl.abs(reciprocals), 0)
         dd = scalars(dtotal, origin, t, remaining, heads, 0.0)
 
-    # The weight with which each step reads the write of each earlier step.
+    # Compute the gradients of the weights with which steps read earlier writes.
     YE = tl.zeros([C, C], tl.float32)
     VE = tl.zeros([C, C], tl.float32)
     for first in range(0, V, BV):
@@ -303,14 +302,14 @@ def backward_inputs(
             g = rows(dv, origin, t, remaining, heads, first, V, BV)
             VE += product(g, tl.trans(e), TYPE, PRECISION)
     if total is not None:
-        # The following terms cancel (Eq. 19 does not change with the length
-        # of q), so dy is multiplied as it came, without rounding.
+        # The terms below cancel, as Eq. 19 does not depend on the length of q. So dy
+        # is multiplied before it is rounded.
         YE = YE * reciprocals[:, None] + dd[:, None]
     strict = t[:, None] > t[None, :]
     if dstrength is not None or products is not None:
         query = rows(q, origin, t, remaining, heads, first_key, K, BK)
         key = rows(k, origin, t, remaining, heads, first_key, K, BK)
-        # Begun at 0: as a product alone it spills more registers.
+        # The sum starts at 0, because the compiler then spills fewer registers.
         pairs = tl.zeros([C, C], tl.float32)
         pairs += product(query, tl.trans(key), TYPE, PRECISION) * YE
         if dv is not None:
@@ -374,8 +373,8 @@ def backward_inputs(
         d_s += fade * stored
         put_scalars(dstrength + part, d_s, origin, t, remaining, heads)
     if products is not None:
-        # As in `Decay.gradient`: steps i >= t read, steps j < t write.
-        # In the last column, which no step j < t has, is the state.
+        # As in `DecayProducts`, steps i >= t read what steps j < t have written. The
+        # last column, which no step j < t uses, contains the state.
         at = products + index * C * C + t[:, None] * C + t[None, :]
         G = tl.load(at).to(tl.float32)
         front = scalars(gammas, origin, tl.maximum(t - 1, 0), remaining, heads, 1.0)
@@ -386,7 +385,7 @@ def backward_inputs(
         met = tl.dot(tl.trans(G), met, input_precision=PRECISION)
         written = tl.where(state, ends, stored * s)
         met += fade[:, None] * written[None, :]
-        # The product strictly between two steps is in the row above.
+        # The product of the decays strictly between two steps is in the row above.
         H = tl.load(at - C, mask=(t > 0)[:, None], other=0.0)
         H = tl.where(state[None, :], front[:, None], H)
         d_d = tl.sum(met * H, 1)
@@ -394,14 +393,14 @@ def backward_inputs(
 
 
 class Form(NamedTuple):
-    """Hold the sizes by which a problem is divided among programs.
+    """Hold the tile sizes and launch options of the kernels.
 
     - `C`: steps per chunk.
-    - `BV`, `warps`, `stages`: rows of W and warps per program, and how many chunks are
-      in flight, in the kernels that walk through time.
+    - `BV`, `warps`, `stages`: rows of W and warps per program, and pipeline stages, in
+      the kernels that loop over time.
     - `BK`, `AV`, `chunk_warps`: columns of q and k, columns of v and warps per program,
-      in the kernels that take one chunk each.
-    - `split`: a kernel of its own computes the outputs.
+      in the kernels that compute one chunk each.
+    - `split`: True if a separate kernel computes the outputs.
     """
 
     C: int
@@ -414,15 +413,15 @@ class Form(NamedTuple):
     split: bool = False
 
 
-#: Forms for Hopper and a width of 64 or 128 in half precision were chosen on an H200:
-#: docs/kernels/index.md. All others come from a model of one multiprocessor. Nothing is
-#: tuned at run time. Chunks of 64 are for Hopper, whose products have at least 64 rows.
+#: Tile sizes for widths of 64 and 128 in half precision on Hopper were tuned on an H200
+#: (docs/kernels/index.md). A model of one multiprocessor gave all other tile sizes.
+#: Only Hopper has chunks of 64, because its matrix products have at least 64 rows.
 NARROW = Form(64, BV=32, warps=4, stages=3, BK=64, AV=64, chunk_warps=4)
 BROAD = Form(64, BV=64, warps=4, stages=2, BK=128, AV=128, chunk_warps=4)
-#: With a decay, `backward_inputs` has too few registers for all of V.
+#: With a decay, `backward_inputs` has too few registers for all columns of V.
 FADING = BROAD._replace(AV=64)
-#: A delta rule has an inverse as well: two programs have room for it
-#: and the products of decays only if they load nothing ahead.
+#: A delta rule also loads an inverse. Two programs fit on a multiprocessor only
+#: without prefetching.
 FADING_DELTA = FADING._replace(stages=1, chunk_warps=8)
 HALF = Form(32, BV=32, warps=4, stages=2, BK=64, AV=64, chunk_warps=2)
 HALF_BROAD = HALF._replace(BK=128, AV=128, chunk_warps=4)
@@ -432,16 +431,16 @@ FULL_WIDE = FULL._replace(BV=16)
 
 
 def form(v: Tensor, K: int, fades: bool, corrects: bool) -> Form:
-    """Choose the form for values `v` and keys of width K.
+    """Choose the tile sizes for values `v` and keys of width K.
 
-    Chunks are short where registers are scarce: with wide heads, in float32, and on
-    other GPUs than Hopper.
+    Chunks are short where registers are scarce: for wide heads, for float32, and on
+    GPUs other than Hopper.
     """
     batch, _, heads, V = v.shape
     full = v.dtype == torch.float32
     hopper = _triton.capability(v.device)[0] == 9
     cores = _triton.multiprocessors(v.device)
-    # Where a call is traced, these sizes are known from now on.
+    # `int` specialises a traced call to these sizes.
     known = int(batch * heads), int(K), int(V)
     return _form(*known, full, fades, corrects, hopper, cores)
 
@@ -470,7 +469,7 @@ def _form(
         BK=min(plan.BK, padded_width(K)),
         AV=min(plan.AV, padded_width(V)),
     )
-    # Rows of W are independent: few heads get more programs each.
+    # Rows of W are independent, so a few heads can be split among more programs.
     programs = heads * count(V, plan.BV)
     while plan.BV > 16 and programs < cores:
         plan = plan._replace(BV=plan.BV // 2)
@@ -479,15 +478,15 @@ def _form(
 
 
 def chunked_forward(x: Tensors, keep: bool, solve: Callable | None) -> Results:
-    """Compute $y$ and the state after the last step, and keep states.
+    """Launch the forward kernels; with `keep`, return what the backward pass needs.
 
-    `forward` carries the state from chunk to chunk. Where that keeps too few programs
-    busy, `read` computes the outputs.
+    `forward` carries the state from chunk to chunk. If that leaves most of the GPU
+    idle, `read` computes the outputs.
 
     - `x`: q, k, v; decay, strength (in float32), W and z, or None.
     - `solve(k, decay, gammas, products, strength, form)` fills in the products of
-      decays, and returns the triangular inverses of a delta rule; None = the values
-      themselves are written.
+      decays, and returns the triangular inverses of a delta rule; None = a linear
+      rule, which writes the values themselves.
     """
     q, k, v, decay, strength, W, z = contiguous(*x)
     (batch, time, heads, K), V = q.shape, v.shape[-1]
@@ -498,7 +497,7 @@ def chunked_forward(x: Tensors, keep: bool, solve: Callable | None) -> Results:
     gammas = products = X = states = z_states = total = z_end = None
     if decay is not None:
         gammas = torch.empty_like(decay)
-        # A normaliser may be close to 0: it needs all digits.
+        # A normaliser may be close to 0, so its decays have the dtype of `z`, float32.
         products = (v if z is None else z).new_empty(n * programs, plan.C, plan.C)
     if solve is not None:
         X = solve(k, decay, gammas, products, strength, plan)
@@ -512,7 +511,7 @@ def chunked_forward(x: Tensors, keep: bool, solve: Callable | None) -> Results:
         )
     if keep or split:
         states = v.new_empty(n * programs, V, K)
-    # An additive rule writes the values themselves.
+    # A linear rule writes the values themselves, so it needs no errors E.
     E = None if X is None or states is None else torch.empty_like(v)
     if z is not None:
         z_end, total = torch.empty_like(z), z.new_empty(v.shape[:3])
@@ -545,7 +544,7 @@ def chunked_forward(x: Tensors, keep: bool, solve: Callable | None) -> Results:
 def chunked_backward(
     x: Tensors, kept: Tensors, gradients: Tensors, needed: Sequence[bool]
 ) -> Tensors:
-    """Return the gradients of `x`.
+    """Launch the backward kernels; return the gradients of the inputs `x`.
 
     `backward_state` carries the gradient of the state back; then `backward_inputs`
     computes all chunks at once.
@@ -560,7 +559,7 @@ def chunked_backward(
     if decay is not None:
         *saved, gammas, products = saved
     if saved:
-        X, v = saved  # the errors E were written
+        X, v = saved  # A delta rule writes the errors E in place of the values.
     (batch, time, heads, K), V = q.shape, v.shape[-1]
     plan = form(v, K, decay is not None, X is not None)
     n, programs = count(time, plan.C), batch * heads
@@ -600,42 +599,42 @@ def chunked_backward(
 
 
 def like(x: Tensor | None) -> Tensor | None:
-    """Return an empty tensor of the same shape."""
+    """Return an empty tensor of the shape of `x`; None for None."""
     return None if x is None else torch.empty_like(x)
 
 
 def sizes(v: Tensor, K: int, plan: Form) -> dict[str, Any]:
-    """Return the compile-time sizes of all kernels."""
+    """Return the compile-time constants that all kernels take."""
     widths = {"K": K, "V": v.shape[-1], "C": plan.C, "BK": padded_width(K)}
     return widths | {"PRECISION": precision(v.dtype)}
 
 
 def present(*tensors: Tensor | None) -> list[Tensor]:
-    """Drop the arguments that are None."""
+    """Return the list of the tensors that are not None."""
     return [x for x in tensors if x is not None]
 
 
 def recurrence(
     name: str, solve: Callable | None = None, reads: Sequence[int] = ()
 ) -> Recurrence:
-    """Join both passes for additive rules, or with `solve` for delta rules."""
+    """Make the `Recurrence` of the linear rules, or with `solve` of the delta rules."""
     there = partial(chunked_forward, solve=solve)
     x = "Tensor q, Tensor k, Tensor v, Tensor? decay, Tensor? strength, "
     x += "Tensor? W, Tensor? z"
-    # The backward pass of a delta rule takes its errors in place of its values.
+    # The backward pass of a delta rule needs the errors instead of the values.
     spares = () if solve is None else (2,)
     return Recurrence(name, x, "", there, chunked_backward, there, reads, spares)
 
 
 _sum = recurrence("linear_kernels")
-# The gradient of a quotient takes the quotient itself.
+# The gradient of a quotient needs the quotient itself.
 _mean = recurrence("normalized_linear_kernels", reads=(0,))
 
 
 def linear(
     x: Inputs, W: Tensor, z: Tensor | None, alone: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return `y` and the state after the last step, `W` and `z`.
+    """Launch the kernels; return `y` and the final state, `W` and `z`.
 
     - `alone`: `W` is empty, and the caller does not use the final state.
     """

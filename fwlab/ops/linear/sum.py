@@ -28,7 +28,7 @@ from fwlab.ops.linear import FORMS
 
 
 def write(W: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    r"""Add one association to the fast weights:
+    r"""Add the outer product of a value and a key to the fast weights:
 
     $$W_i = W_{i-1} + v_i \otimes \phi(k_i) \tag{17}$$
 
@@ -38,7 +38,7 @@ def write(W: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def read(W: Tensor, q: Tensor) -> Tensor:
-    r"""Query the fast weights:
+    r"""Multiply the fast weights by a query:
 
     $$y_i = W_i\, \phi(q_i) \tag{25}$$
 
@@ -48,7 +48,7 @@ def read(W: Tensor, q: Tensor) -> Tensor:
 
 
 def normalized_read(W: Tensor, z: Tensor, q: Tensor) -> Tensor:
-    r"""Query the fast weights for a weighted mean of values:
+    r"""Multiply the fast weights by a query, and divide by the normaliser:
 
     $$y_i = \frac{W_i\,\phi(q_i)}{z_i \cdot \phi(q_i)} \tag{19}$$
 
@@ -59,9 +59,9 @@ def normalized_read(W: Tensor, z: Tensor, q: Tensor) -> Tensor:
 
 
 def steps(*sequences: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Walk through `[batch, time, ...]` tensors, one step at a time.
+    """Iterate over the steps of `[batch, time, ...]` tensors.
 
-    `unbind` cuts the time axis once. Indexing `k[:, t]` in a loop would make the
+    `unbind` splits time once. Indexing `k[:, t]` in a loop would make the
     backward pass quadratic in time: the gradient of each index is a tensor of zeros as
     large as all of `k`.
     """
@@ -69,7 +69,7 @@ def steps(*sequences: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def loop(q: Tensor, k: Tensor, v: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute linear attention without a normaliser: add, then read."""
+    """Compute linear attention without a normaliser: write, then read, at each step."""
     y = []
     for q_t, k_t, v_t in steps(q, k, v):
         W = write(W, k_t, v_t)  # Eq. 17
@@ -80,7 +80,7 @@ def loop(q: Tensor, k: Tensor, v: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
 def normalized_loop(
     q: Tensor, k: Tensor, v: Tensor, W: Tensor, z: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Compute linear attention. The normaliser $z$ sums up the keys:
+    r"""Compute linear attention with the normaliser $z$, the sum of the keys:
 
     $$z_i = z_{i-1} + \phi(k_i) \tag{18}$$
     """
@@ -109,24 +109,24 @@ def sum_rule(
     `fwlab.feature_maps`.
 
     - `q`, `k`: `[batch, time, heads, key]`. `q` may have a multiple of these heads:
-      consecutive ones then read one memory (grouped heads), and `y` has the heads of
-      `q`, the state those of `k`.
+      consecutive heads then share one state (grouped heads). `y` has the heads of `q`,
+      and the state has the heads of `k`.
     - `v`: `[batch, time, heads, value]`.
-    - `log_decay`: `[batch, time, heads]`, at most 0 (on a CPU, a decay in place of its
-      logarithm is refused): $W_{t-1}$ and $z_{t-1}$ are multiplied by its exponential
-      first; None = no decay. `[batch, time, heads, key]` is a decay per key channel
-      (gated linear attention). (Features scaled by a running maximum need a decay.) In
-      float32, a memory that has faded by more than $e^{-80}$ without a write since may
-      read 0.
+    - `log_decay`: `[batch, time, heads]`, at most 0 (on a CPU, values above 0 raise an
+      error): $W_{t-1}$ and $z_{t-1}$ are first multiplied by its exponential; None = no
+      decay. `[batch, time, heads, key]` is a decay per key channel (gated linear
+      attention). (Features scaled by a running maximum need a decay.) In float32, fast
+      weights that have decayed by more than $e^{-80}$ since the last write may be read
+      as 0.
     - `normalize`: divide by $z_t \cdot q_t$; without it $y_t = W_t q_t$. Where the
       denominator is 0 the result is 0.
     - `scale`: a factor of `q`; None = 1.
     - `key_mask`: `bool [batch, time]`, True = real token. Masked steps leave the state
       untouched and return 0.
-    - `cu_seqlens`: integers `[documents + 1]` from 0 to `time`: where documents that
-      are packed one after another begin and end. The batch is then 1, and every
-      document has a state of its own: `state` has `documents` in place of `batch`. With
-      states, documents are computed one after another, which reads these values.
+    - `cu_seqlens`: integers `[documents + 1]` from 0 to `time`, the borders of packed
+      documents, one after another. The batch size is then 1, and every document has its
+      own state: `state` has `documents` in place of `batch`. With states, documents are
+      computed one after another, which reads these values.
     - `state`: the state that an earlier call returned; None = zeros. The tensor `W`
       `[batch, heads, value, key]`, or with `normalize` a `NormalizedState(W, z)`;
       float32 for half-precision inputs.
@@ -135,7 +135,7 @@ def sum_rule(
     - Returns `y` `[batch, time, heads, value]` in the dtype of `v`.
     - Raises `ValueError` or `TypeError`, naming the argument.
 
-    Two values under one key; the second answer is their mean.
+    Two values are written under one key; the second output is their mean.
 
         >>> k = torch.tensor([1.0, 0.0]).expand(1, 2, 1, 2)
         >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)

@@ -17,14 +17,14 @@ from fwlab.ops.states import KeyValueCache
 def _torch(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float = 1.0
 ) -> Tensor:
-    """Call PyTorch's attention; `k` and `v` may have fewer heads than `q`."""
-    # Its causal form is NaN unless the scale is above 0 in float32. A change of sign is
-    # exact in any precision.
+    """Call `F.scaled_dot_product_attention`, with grouped heads and any scale."""
+    # With `is_causal`, PyTorch returns NaN unless the scale is above 0 in float32. A
+    # change of sign is exact in any precision.
     if scale < 0:
         q, scale = -q, -scale
     if scale < torch.finfo(torch.float32).tiny:
         q, scale = q * scale, 1.0
-    # Without masked keys, a whole sequence or a single token need no mask.
+    # Without masked keys, neither a complete sequence nor a single token needs a mask.
     rows, columns = visible.shape[-2:]
     mask: Tensor | None = visible
     causal = False
@@ -46,10 +46,10 @@ def _torch(
 def attention_with_dropout(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout: float
 ) -> Tensor:
-    """Attend, and drop some of the attention weights.
+    """Compute softmax attention with dropout of the attention weights.
 
-    Unlike PyTorch's own attention, it draws the same weights wherever it is computed.
-    They are kept for the backward pass, so memory is quadratic.
+    Unlike PyTorch's own attention, it drops the same weights in all implementations.
+    The weights are saved for the backward pass, so memory is quadratic.
 
     - `q`: `[batch, heads, queries, key]`, already scaled; `k`, `v`: `[batch, heads,
       keys, key or value]`.
@@ -67,7 +67,7 @@ FORMS = {"naive": naive.softmax_attention, "efficient": _torch}
 
 
 class SoftmaxOptions(TypedDict, total=False):
-    """Name the options of softmax attention: see `Options`, and `softmax_attention`."""
+    """Declare the keyword options of `softmax_attention` and their types."""
 
     scale: float | Tensor | None
     dropout: float
@@ -87,10 +87,10 @@ class SoftmaxOptions(TypedDict, total=False):
 def softmax_attention(
     q: Queries, k: Keys, v: Values, **options: Unpack[SoftmaxOptions]
 ) -> tuple[Tensor, Any]:
-    r"""Average the values of all keys so far, by how they match the query (Eq. 7).
+    r"""Compute causal softmax attention over the past and present keys (Eq. 7).
 
     - `q`, `k`: `[batch, time, heads, key]`. `q` may have a multiple of these heads:
-      consecutive ones then share one head of `k` and `v`.
+      consecutive heads then share one head of `k` and `v`.
     - `v`: `[batch, time, heads, value]`.
     - `scale`: multiplies `q`; None = $1/\sqrt{\text{key}}$, the usual choice (the
       equation omits it: `scale=1.0`).
@@ -131,7 +131,7 @@ def softmax_attention(
     if state is not None:
         after = _append(op, state, k, v, key_mask)
         k, v, real = after
-    elif options["return_state"]:  # never tensors of the caller or the graph
+    elif options["return_state"]:  # A state shares no memory with the inputs.
         after = KeyValueCache(
             k.clone(), v.clone(), None if real is None else real.clone()
         )
@@ -139,13 +139,13 @@ def softmax_attention(
     everything: Any = {"dtype": torch.bool, "device": q.device}
     visible = torch.ones(time, past + time, **everything).tril(past)
     if real is not None:
-        # A masked query still sees its own key: a row that may see nothing would be
-        # 0/0, and this row is dropped later.
+        # A masked query still sees its own key, since a softmax over no keys is NaN.
+        # Its output is replaced by 0 later.
         itself = torch.eye(time, past + time, **everything).roll(past, 1)
         visible = ((visible & real[:, None]) | itself)[:, None]
     if scale is None:
         scale = max(q.shape[3], 1) ** -0.5
-    # PyTorch's own sums half-precision inputs up in float32.
+    # PyTorch's own attention accumulates half-precision inputs in float32.
     kind = torch.promote_types(dtype, torch.float32) if name == "naive" else dtype
     q, k, v = (x.to(kind).transpose(1, 2) for x in (q, k, v))
     if name == "efficient" and not isinstance(scale, Tensor):
@@ -156,7 +156,7 @@ def softmax_attention(
         y = _torch(q, k, v, visible)
         return y.transpose(1, 2), after
     k, v = (x.repeat_interleave(group, 1) if group > 1 else x for x in (k, v))
-    if dropout:  # the same code for all forms, so the same draws
+    if dropout:  # All implementations drop the same weights, as they share this code.
         y = attention_with_dropout(q, k, v, visible, dropout)
     else:
         y = naive.softmax_attention(q, k, v, visible)
@@ -166,7 +166,7 @@ def softmax_attention(
 def _append(
     op: str, state: Any, k: Tensor, v: Tensor, key_mask: Tensor | None
 ) -> KeyValueCache:
-    """Return keys and values of earlier calls, then those of this one."""
+    """Append keys, values and their mask to a `KeyValueCache`, after checking it."""
     (batch, time, heads, key), past = k.shape, operation.time_of(state, 4)
     width = v.shape[-1]
     shapes = (batch, past, heads, key), (batch, past, heads, width), (batch, past)
@@ -174,7 +174,7 @@ def _append(
         op, state, KeyValueCache, shapes, k, k.dtype
     )
     real = None
-    if key_mask is not None or past_mask is not None:  # None: all tokens are real
+    if key_mask is not None or past_mask is not None:
         masks = (past_mask, past), (key_mask, time)
         every: Any = {"dtype": torch.bool, "device": k.device}
         parts = [torch.ones(batch, n, **every) if m is None else m for m, n in masks]
@@ -188,8 +188,8 @@ def _append(
 class _Buffer:
     """Hold keys and values in a buffer with free space for later steps.
 
-    A state reads the first part of the buffer. Only the state that ends where the free
-    space begins writes its next steps there, which no older state can read.
+    A state is a view of the first part of the buffer. Only the state that ends where
+    the free space begins may append to it, so no older state sees the new steps.
     """
 
     def __init__(self, k: Tensor, v: Tensor):
@@ -197,7 +197,7 @@ class _Buffer:
 
 
 class _BufferedCache(KeyValueCache):
-    """Hold a `KeyValueCache` whose buffer can grow in place; copies cannot."""
+    """Hold a `KeyValueCache` with a buffer to append to; its copies have no buffer."""
 
     buffer: _Buffer | None = None
 
@@ -208,7 +208,7 @@ class _BufferedCache(KeyValueCache):
 def _written(
     state: KeyValueCache, k: Tensor, v: Tensor, mask: Tensor | None
 ) -> KeyValueCache:
-    """Return the state after new keys and values `[batch, heads, time, width]`."""
+    """Append keys and values `[batch, heads, time, width]` to the buffer of a state."""
     past = state[0].shape[1]
     end, buffer = past + k.shape[2], getattr(state, "buffer", None)
     if (
@@ -217,12 +217,12 @@ def _written(
         or end > buffer.k.shape[2]
         or (buffer.k.is_inference() and not torch.is_inference_mode_enabled())
     ):
-        # Twice as large: a number is copied once on average.
+        # The size doubles, so that each entry is copied about once on average.
         new = [x.new_empty(*x.shape[:2], 2 * end, x.shape[3]) for x in (k, v)]
         for x, old in zip(new, state[:2], strict=True):
             x[:, :, :past] = old.transpose(1, 2)
         buffer = _Buffer(new[0], new[1])
-    # Hidden from autograd, since no older state can read this memory.
+    # `data` hides this write from autograd, since no older state can read the memory.
     buffer.k.data[:, :, past:end], buffer.v.data[:, :, past:end] = k, v
     buffer.used = end
     seen = [x[:, :, :end].transpose(1, 2) for x in (buffer.k, buffer.v)]
@@ -232,14 +232,14 @@ def _written(
 
 
 def is_plain_inference(*tensors: Any) -> bool:
-    """Return True for plain inference: no gradients, graphs or transforms."""
+    """Return True if no gradients, traced graphs or functorch transforms are active."""
     if torch.is_grad_enabled() or needs_plain_formula():
         return False
     return all(type(x) is Tensor and not x.is_meta for x in tensors)
 
 
 def can_continue(state: Any, x: Tensor, heads: int, width: int) -> bool:
-    """Return True if `step` can continue from a state; see `Causal.step`."""
+    """Return True if the fast path `step` supports this state and this input."""
     if not isinstance(state, KeyValueCache) or not is_plain_inference(x):
         return False
     like: Any = {"dtype": x.dtype, "device": x.device}
@@ -253,10 +253,10 @@ def can_continue(state: Any, x: Tensor, heads: int, width: int) -> bool:
 def step(
     q: Tensor, k: Tensor, v: Tensor, state: KeyValueCache
 ) -> tuple[Tensor, KeyValueCache]:
-    """Compute one token of a layer, without gradients and without checks.
+    """Compute softmax attention for one token, without gradients and without checks.
 
     - `q`, `k`, `v`: `[batch, heads, 1, width]`.
-    - `state`: one for which `can_continue` is true.
+    - `state`: a state for which `can_continue` returns True.
     """
     mask = state.mask
     if mask is not None:

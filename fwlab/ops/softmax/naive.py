@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
-    r"""Compare with each key, and average the values:
+    r"""Compare queries with keys, and return weighted means of the values:
 
     $$y_i = V_i\, \mathrm{softmax}\big(K_i^\top q_i\big) \tag{7}$$
 

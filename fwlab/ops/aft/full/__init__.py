@@ -14,14 +14,14 @@ from fwlab.ops.aft.limits import why_not
 
 
 def load() -> Any:
-    """Return the function that launches the kernels; Triton is imported only now."""
+    """Import the Triton kernels, and return the function that launches them."""
     _triton.imported("fwlab.ops.aft.full.kernels")
     from fwlab.ops.aft.full.kernels import aft_full
 
     return aft_full
 
 
-#: The last one that can run is the fastest, as measured on an H200.
+#: The implementations of AFT-full. On an H200, the last that can run is the fastest.
 FORMS = {
     "naive": naive.aft_full,
     "efficient": efficient.aft_full,
@@ -30,7 +30,7 @@ FORMS = {
 
 
 class KeysAndValues(NamedTuple):
-    """Hold the growing state of AFT-full.
+    """Hold the state of AFT-full, which grows with every step.
 
     - `k`, `v`: `[batch, past, channels]`; a masked key is `-inf`.
     """
@@ -49,7 +49,7 @@ def aft_full(
     causal: bool = True,
     **options: Unpack[Options],
 ) -> tuple[Tensor, Any]:
-    r"""Gate a mean of values, with a bias for each pair of positions: AFT-full (Eq. 2).
+    r"""Compute AFT-full: gated means of values with a bias for each pair (Eq. 2).
 
     $y_t = \sigma(q_t) \odot \sum_{t'} e^{k_{t'} + w_{t,t'}} v_{t'} \,/\, \sum_{t'}
     e^{k_{t'} + w_{t,t'}}$.
@@ -68,7 +68,7 @@ def aft_full(
     overflows, the result is undefined. With a key and a bias of 3e38 in float32,
     "naive" and "efficient" return NaN, and "triton" may return a number.
 
-    A bias of $\log 3$ on its own step: weights 1 and 3.
+    With a bias of $\log 3$ on the step itself, the weights are 1 and 3.
 
         >>> q = k = torch.zeros(1, 2, 1)
         >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1)
@@ -90,7 +90,7 @@ def aft_full(
             f"([time, past + time]), got {[*bias.shape]}"
         )
     compute, q, *keys, w = operation.prepare(op, FORMS, form, q, k, v, bias)
-    if state is not None or options["return_state"]:  # never the caller's tensors
+    if state is not None or options["return_state"]:  # The state is a copy.
         parts = zip(state or (k[:, :0], v[:, :0]), keys, strict=True)
         keys = [torch.cat(part, 1) for part in parts]
     dtype = torch.promote_types(v.dtype, torch.float32)

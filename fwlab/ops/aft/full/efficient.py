@@ -1,8 +1,8 @@
 r"""# AFT-full in tiles
 
 A *tile* of rows takes two matrix products, as long as no factor is too large. Rows with
-larger factors are computed again in small blocks, each at most as long as all before
-it: few keys exceed by far what was seen before. For what is left there is a softmax.
+larger factors are recomputed in small blocks, each at most as long as all blocks before
+it, since few keys exceed all earlier keys by far. The remaining rows need a softmax.
 AFT-local and AFT-conv use the same tiles, over the keys of a window.
 """
 
@@ -16,20 +16,20 @@ from torch.nn import functional as F
 
 from fwlab.ops._recurrence import Recurrence
 
-#: Minimum and maximum rows of a block; of the small blocks for large factors.
+#: Minimum and maximum rows of blocks, and of the small blocks for large factors.
 BLOCK, SMALL = (128, 256), (4, 32)
-#: Pairs of rows and keys of unsafe columns that are computed together.
+#: Maximum number of pairs of rows and keys in one softmax, to limit its memory.
 ROOM = 2**20
-#: Bounds for the matrix products, far from the limits of float32: the maximum of a
-#: weight by a bias and of a factor by a key, and the minimum sum of weights.
+#: Bounds for the matrix products, far from the limits of float32: the maximum of $e^w$,
+#: the maximum of $e^{K - c}$ and of its product with $V$, and the minimum sum.
 MAX_WEIGHT, MAX_FACTOR, MIN_SUM = 1e8, 1e18, 1e-10
-#: A key this far below the maximum counts as 0: a processor is slow with exponentials
-#: that are almost too small for float32.
+#: Keys this far below the maximum get a weight of 0, because processors are slow with
+#: numbers near the lower limit of float32.
 FAINT = -80.0
 
 
 def aft_full(q: Tensor, k: Tensor, v: Tensor, w: Tensor, causal: bool) -> Tensor:
-    """Compute one tile, which is cut into several; called as the naive version."""
+    """Compute AFT-full as a single tile, with the arguments of the naive version."""
     reach = k.shape[1] - q.shape[1] if causal else -1
     return tiles((q, k, v, w[None, None], None, None), reach)[0]
 
@@ -39,19 +39,19 @@ Pairs = list[tuple[Tensor, Tensor]]
 
 
 def _forward(x: Any, keep: bool, reach: int) -> Any:
-    r"""Compute Eq. 2 for the rows of some tiles.
+    r"""Compute AFT (Eq. 2) for the rows of all tiles.
 
     With $c$ the maximum of the keys that *all* rows of a block see,
 
     $$E = e^{w}, \quad X = e^{K - c}, \quad
       m = \frac{E\, (X \odot V)}{E\, X} \tag{e5}$$
 
-    takes one matrix product for both sums. It is exact as long as no factor that the
-    row sees is large and the sum is not tiny. A row that fails this test is computed in
-    a small block, where it has another $c$, and the inverse of its sum is kept below 0;
-    if it fails there as well, by a softmax, and 0 is kept. A key that a row does not
-    see has $E = 0$: it adds an exact 0 to the sums and does not enter the test, so it
-    does not change a bit.
+    takes one matrix product for each sum. It is exact as long as no factor that the row
+    sees is large and the sum is not tiny. A row that fails this test is recomputed in a
+    small block, which has another $c$, and the negative inverse of its sum is saved. If
+    the row fails there as well, a softmax computes it, and 0 is saved. A key that a row
+    does not see has $E = 0$: it adds exactly 0 to the sums and is not tested, so it
+    changes no bit of the result.
 
     - `x`: the arguments of `tiles`.
     """
@@ -75,7 +75,7 @@ def _forward(x: Any, keep: bool, reach: int) -> Any:
 def _means(
     x: Any, reach: int, block: slice
 ) -> tuple[Tensor, Tensor, Tensor | None, Pairs]:
-    """Compute (e5) for the rows of a block.
+    """Compute the means (e5) of the rows of a block by matrix products.
 
     - Returns the inverse of the sums, 0 for rows that fail the test; the means; which
       rows fail, or None; and the keys and values that the block sees.
@@ -87,7 +87,7 @@ def _means(
     if unsafe is None and total.amin() >= MIN_SUM:
         inverse = total.reciprocal_()
         return inverse, mean.mul_(inverse), None, pairs
-    single = ~(total >= MIN_SUM)  # or NaN
+    single = ~(total >= MIN_SUM)  # NaN also fails this test.
     if unsafe is not None:
         single |= unsafe
     inverse = total.reciprocal_().masked_fill_(single, 0)
@@ -115,7 +115,7 @@ def _compute_singles(
 
 
 def _first_tiles(x: Any, single: Tensor) -> tuple[Any, int]:
-    """Return `x` up to the last tile with a row in `single`, and the number of tiles."""
+    """Truncate inputs after the last tile with a row in `single`; count the tiles."""
     q, k, v, w, L, m = x
     rows, size = w.shape[2:]
     n = int(single.flatten(1).any(1).nonzero().amax()) + 1
@@ -126,7 +126,7 @@ def _first_tiles(x: Any, single: Tensor) -> tuple[Any, int]:
 
 
 def _backward(x: Any, kept: Any, gradients: Any, needed: Any, reach: int) -> Any:
-    r"""Recompute the factors of (e5), without a softmax for safe rows.
+    r"""Compute the gradients of all inputs of the tiles, recomputing (e5).
 
     With $p = E X / (E X)$ the weights of a row, $dV = p^\top dm$, and $w$ and $K$ both
     get $p\, dm\, (V - m)$, summed over the rows or columns that share them:
@@ -143,7 +143,7 @@ def _backward(x: Any, kept: Any, gradients: Any, needed: Any, reach: int) -> Any
     gate, dy = torch.sigmoid(q), gradients[0]
     dq = dy * y
     dq.addcmul_(dq, gate, value=-1)
-    slopes = q.new_empty(2, *inverse.shape)  # $G m$ and $G$
+    slopes = q.new_empty(2, *inverse.shape)  # The slopes are $G m$ and $G$.
     gate, dy, y = (_steps(part, rows, rows, groups) for part in (gate, dy, y))
     torch.mul(torch.mul(dy, inverse, out=slopes[1]), y, out=slopes[0])
     slopes[1].mul_(gate)
@@ -166,7 +166,7 @@ def _backward(x: Any, kept: Any, gradients: Any, needed: Any, reach: int) -> Any
             slope = slopes[:, :n, :, small].neg().masked_fill_(here >= 0, 0)
             dm = (by_y * to_y).masked_fill_(here != 0, 0)
             made.append(_pull(first, reach, small, slope, dw[:n], here == 0, dm))
-    if len(made) == len(inverse) == 1 and x[4] is None:  # each key was seen once
+    if len(made) == len(inverse) == 1 and x[4] is None:  # One block saw all keys.
         dk, dv = (part[0].permute(2, 1, 0, 3).flatten(2) for part in made[0])
         return dq, dk, dv, dw, None, None
     sums = [part if part is None else torch.zeros_like(part) for part in x[1:]]
@@ -179,10 +179,10 @@ def _pull(
     x: Any, reach: int, block: slice, slope: Tensor, dw: Tensor,
     single: Tensor | None = None, dm: Any = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Compute the gradients (e6) to (e8) for a block of rows; add those of biases.
+    """Return the gradients (e6), (e7) for a block of rows, and add (e8) to `dw`.
 
     - `slope`: $G m$ and $G$, 0 for rows that are not computed here.
-    - `single`: rows by a softmax, and `dm`, their gradients; None = all rows are safe.
+    - `single`: rows that need a softmax, None = no row; `dm`: gradients of their means.
     """
     pairs, E, factors, _ = _terms(x, reach, block, single is not None)
     slope, seen = slope.flatten(4), factors.flatten(4).mT
@@ -221,23 +221,23 @@ tiles = Recurrence(
     _shapes,
     reads=(0,),
 )
-"""Eq. 2 with other biases for tiles of rows.
+"""Compute AFT (Eq. 2) for tiles of rows with different biases.
 
 - `q`: `[batch, rows, channels]`; `k`, `v`: `[batch, keys, channels]`.
 - `w`: `[tiles or 1, groups, rows, keys]`; channels of a group have the same biases.
-- `L`, `m`: more keys and values of each tile, with bias 0, that all of its rows see:
-  `[batch, tiles * more, channels]`; None = no more.
-  A tile has as many rows, which see as many keys. It begins as many keys as it has rows
-  after the tile before it.
+- `L`, `m`: additional keys and values of each tile, with bias 0, that all of its rows
+  see: `[batch, tiles * more, channels]`; None = no additional keys.
+  All tiles have the same number of rows and of keys. The keys of a tile begin as many
+  keys after those of the previous tile as a tile has rows.
 - `reach`: row `r` sees the keys up to `r + reach`; -1 = all.
 """
 
 
 def _blocks(start: int, stop: int, least: int, most: int) -> list[slice]:
-    """Cut rows into blocks, each at most as long as all before it.
+    """Split rows into blocks, each at most as long as all blocks before it.
 
-    A block leaves out the keys that none of its rows sees, and has its own $c$, the
-    maximum of keys that all of its rows see, so later keys do not change a bit.
+    A block omits the keys that none of its rows sees, and has its own $c$, the maximum
+    of keys that all of its rows see, so later keys change no bit of earlier outputs.
     """
     made, first = [], start
     while first < stop:
@@ -248,7 +248,7 @@ def _blocks(start: int, stop: int, least: int, most: int) -> list[slice]:
 
 
 def _add(made: Any, w: Tensor, count: int, dK: Tensor, dV: Tensor) -> None:
-    """Add the gradients of the first tiles to those of keys and values.
+    """Add the gradients of the first tiles to the gradients of keys and values.
 
     Keys that several tiles see are added piece by piece, without overlap.
     """
@@ -270,14 +270,14 @@ def _add(made: Any, w: Tensor, count: int, dK: Tensor, dV: Tensor) -> None:
 def _terms(
     x: Any, reach: int, block: slice, check: bool = True
 ) -> tuple[Pairs, Tensor, Tensor, Tensor | None]:
-    """Return the visible keys of a block, and `E`, `X` and `XV` of (e5), 0 beyond them.
+    """Return the keys that a block sees and the factors of (e5), 0 if out of bounds.
 
-    Usually no factor is beyond: the extremes of all factors show it. Factors within
-    the bounds are the same bits in both cases.
+    Usually all factors are within the bounds, which their extremes show. Such factors
+    have the same bits in both cases.
 
-    - `check`: False = every row is safe, and each key is seen.
+    - `check`: False = all factors are within the bounds.
     - Returns keys and values, `E`, factors `[2, tiles, groups, keys, batch, c]`, and
-      which rows see factors beyond the bounds; None = no row.
+      which rows see factors out of bounds; None = no row.
     """
     q, k, v, w, L, m = x
     _, groups, rows, size = w.shape
@@ -302,10 +302,10 @@ def _terms(
     if not check:
         return pairs, E, factors, None
     low, high = factors.aminmax()
-    if not torch.maximum(-low, high) <= MAX_FACTOR:  # or NaN
+    if not torch.maximum(-low, high) <= MAX_FACTOR:  # NaN also fails this test.
         bad = ~(torch.maximum(factors[0], factors[1].abs()) <= MAX_FACTOR)
         factors.masked_fill_(bad, 0)
-        own = E.shape[2] if reach >= 0 else 1  # keys that not all rows see, and one
+        own = E.shape[2] if reach >= 0 else 1  # All rows see all older keys.
         older, unsafe = bad[:, :, :-own], bad[:, :, -own:]
         unsafe[:, :, 0] |= older.any(2)
         for before, now in pairwise(unsafe.unbind(2)):
@@ -331,7 +331,7 @@ def _columns(single: Tensor, pairs: Pairs) -> list[tuple[Tensor, ...]]:
 def _softmax(
     pairs: Pairs, w: Tensor, reach: int, block: slice, at: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor]:
-    """Return the weights of columns, `[columns, rows, keys]`, and the values."""
+    """Return softmax weights `[columns, rows, keys]`, and the values of columns."""
     keys, values = (
         torch.cat([x.movedim(2, -1)[at] for x in parts], -1)
         for parts in zip(*pairs, strict=True)
@@ -345,12 +345,12 @@ def _softmax(
         exponent.masked_fill_(~seen.tril_(more + reach + block.start), -torch.inf)
     top = exponent.amax(-1, keepdim=True)
     exponent.masked_fill_(exponent < top + FAINT, -torch.inf)
-    empty = top == -torch.inf  # where the softmax is NaN
+    empty = top == -torch.inf  # The softmax is NaN here.
     return torch.softmax(exponent, -1).masked_fill_(empty, 0), values
 
 
 def _steps(x: Tensor, size: int, every: int, groups: int) -> Tensor:
-    """View spans of `size` steps, each `every` steps after the one before.
+    """View a sequence as spans of `size` steps that start every `every` steps.
 
     - `x`: `[batch, time, channels]`.
     - Returns `[tiles, groups, size, batch, c]`: channels with the same biases are in

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def mean_of(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    r"""Return one row: the weighted mean of the values that it sees.
+    r"""Return the weighted mean of the values that one row sees.
 
     $$\frac{\sum_{t'} \exp(K_{t'} + w_{t,t'}) \odot V_{t'}}
            {\sum_{t'} \exp(K_{t'} + w_{t,t'})} \tag{2}$$
@@ -27,14 +27,14 @@ def mean_of(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     """
     exponent = k + w
     empty = (exponent == -torch.inf).all(1, keepdim=True)
-    exponent = torch.where(empty, 0, exponent)  # no inf - inf
+    exponent = torch.where(empty, 0, exponent)  # This avoids inf - inf.
     weights = torch.softmax(exponent, dim=1)  # Eq. 3
     mean = (weights * v).sum(1)  # Eq. 2
     return torch.where(empty[:, 0], 0, mean)
 
 
 def gated_means(q: Tensor, k: Tensor, v: Tensor, w: Iterable[Tensor]) -> Tensor:
-    """Compute one row after the other.
+    """Compute AFT row by row: gate the mean of the values that each row sees.
 
     - `q`: `[batch, time, channels]`, `k`, `v`: the same with all keys.
     - `w`: the biases of each row, `[keys, 1 or channels]`, for the keys that it sees.
@@ -48,10 +48,10 @@ def gated_means(q: Tensor, k: Tensor, v: Tensor, w: Iterable[Tensor]) -> Tensor:
 
 
 def aft_full(q: Tensor, k: Tensor, v: Tensor, w: Tensor, causal: bool) -> Tensor:
-    r"""Let row $t$ see all steps, or if `causal` past and present: the sums end at $t$.
+    r"""Compute AFT-full; row $t$ sees all steps, or if `causal` the steps up to $t$.
 
     - `q`: `[batch, time, channels]`.
-    - `k`, `v`: `[batch, past + time, channels]`, beginning with those of earlier calls.
+    - `k`, `v`: `[batch, past + time, channels]`, first the steps of earlier calls.
     - `w`: `[time, past + time]`.
     """
     past = k.shape[1] - q.shape[1]

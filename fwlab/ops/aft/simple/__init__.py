@@ -15,7 +15,7 @@ from fwlab.ops.aft.simple import efficient, naive
 
 
 def load() -> Any:
-    """Return the function that launches the kernels; Triton is imported only now."""
+    """Import the Triton kernels, and return the function that launches them."""
     _triton.imported("fwlab.ops.aft.simple.kernels")
     from fwlab.ops.aft.simple import kernels
 
@@ -30,7 +30,7 @@ FORMS = {
 
 
 class RunningMean(NamedTuple):
-    """Hold the state of AFT-simple, per channel.
+    """Hold the state of AFT-simple, a log sum and a mean per channel.
 
     - `log_sum`: `[batch, channels]`, the logarithm of the sum of the exponentials of
       all keys so far; `-inf` before the first key.
@@ -51,13 +51,13 @@ def aft_simple(
     cu_seqlens: Tensor | None = None,
     **options: Unpack[Options],
 ) -> tuple[Tensor, Any]:
-    r"""Gate a running mean of values, weighted by keys: AFT-simple (Eq. 5).
+    r"""Compute AFT-simple: gated running means of values, weighted by keys (Eq. 5).
 
     $y_t = \sigma(q_t) \odot \sum_{t' \le t} e^{k_{t'}} v_{t'} \,/\, \sum_{t' \le t}
-    e^{k_{t'}}$, for each channel on its own.
+    e^{k_{t'}}$, separately for each channel.
 
     - `q`, `k`, `v`: `[batch, time, channels]`.
-    - `causal`: whether a step sees only past and present; False: a step sees all steps.
+    - `causal`: True = a step sees only past and present steps; False = all steps.
     - `key_mask`: `bool [batch, time]`, True = real token. No step sees a masked step,
       which returns 0.
     - `cu_seqlens`: borders of packed documents, as for `sum_rule`. They are computed
@@ -77,7 +77,7 @@ def aft_simple(
     that several equal keys of $10^7$ may count as one. The sum of $|v|$ over time must
     be finite as well. The key of a later step changes no bit of an earlier output.
 
-    With equal keys, half of the mean: $\sigma(0) = 1/2$.
+    With equal keys and queries of 0, outputs are half of the mean: $\sigma(0) = 1/2$.
 
         >>> q = k = torch.zeros(1, 2, 1)
         >>> v = torch.tensor([4.0, 8.0]).view(1, 2, 1)
@@ -94,7 +94,7 @@ def aft_simple(
             "aft_simple", document, cu_seqlens, steps, state, causal
         )
     dtype = torch.promote_types(v.dtype, torch.float32)
-    if not causal:  # one softmax over time is efficient already
+    if not causal:  # A single softmax over time is efficient.
         if form == "triton":
             raise ValueError(
                 "aft_simple: implementation 'triton' cannot run here: there is no kernel "

@@ -22,7 +22,7 @@ from fwlab.ops._recurrence import Recurrence
 def causal(
     q: Tensor, k: Tensor, v: Tensor, log_sum: Tensor, mean: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Let row $t$ see past and present; called as the naive version."""
+    """Compute causal AFT-simple, with the arguments of the naive version."""
     y, log_sum, mean = _scan((k, v, log_sum, mean, q))
     return y, log_sum, mean
 
@@ -39,7 +39,7 @@ def before_each(
 
 
 def _forward(x: Any, keep: bool) -> Any:
-    """Return Eq. 5 and the final state, or without `q` the running mean of each step."""
+    """Return outputs (Eq. 5) and final state, or without `q` all running means."""
     k, v, log_sum, mean, q = x
     time = k.shape[1]
     top, _, _, s, total, _ = _sums(k, v, log_sum, mean)
@@ -53,18 +53,18 @@ def _forward(x: Any, keep: bool) -> Any:
 
 
 def _sums(k: Tensor, v: Tensor, log_sum: Tensor, mean: Tensor) -> list[Tensor]:
-    r"""Compute (n1) of the naive version for all steps at once.
+    r"""Compute the sums of the running means (n1) for all steps at once.
 
-    With $M_t$ the maximum of the keys so far, numerator and denominator in units of
-    $e^{M_t}$ are linear recurrences:
+    Let $M_t$ be the running maximum of the keys. Divided by $e^{M_t}$, numerator and
+    denominator are linear recurrences:
 
     $$s_t = e^{M_{t-1} - M_t} s_{t-1} + e^{K_t - M_t}, \quad
       L_t = M_t + \log s_t \tag{e2}$$
 
     By (e1) the initial state acts as one more step.
 
-    - Returns $M$, how much of a sum a step keeps, and the weight of the step; then $s$
-      and the sum of values; then the values; all as `_cut` returns them.
+    - Returns $M$, the factor of the previous sums, the weight of the step, $s$, the
+      weighted sum of the values, and the values, all in segments as from `_cut`.
     """
     K, V = _cut(k, -math.inf), _cut(v, 0)
     M = K.clone()
@@ -73,7 +73,7 @@ def _sums(k: Tensor, v: Tensor, log_sum: Tensor, mean: Tensor) -> list[Tensor]:
         torch.maximum(before, now, out=now)
     start = torch.cat([log_sum[:, None], M[-1, :, :-1]], 1).cummax(1)[0]
     torch.maximum(M, start, out=M)
-    base = M.clamp(min=torch.finfo(M.dtype).min)  # no inf - inf
+    base = M.clamp(min=torch.finfo(M.dtype).min)  # This avoids inf - inf.
     fade = torch.cat([start[None], M[:-1]]).sub_(base).exp_()
     new = K.sub_(base).exp_()
     sums = new.new_empty(len(new), 2, *new.shape[1:])
@@ -86,9 +86,9 @@ def _sums(k: Tensor, v: Tensor, log_sum: Tensor, mean: Tensor) -> list[Tensor]:
 def _recur(fade: Tensor, sums: Tensor, start: Tensor | None, order: int = 1) -> None:
     r"""Compute $x_t = g_t\, x_{t-1} + u_t$ in two levels, in place.
 
-    About $\sqrt T$ segments are computed side by side, and then joined one after the
-    other: $2\sqrt T$ operations on long vectors instead of $T$ on short ones. No $g$ is
-    above 1. Products of them may underflow, but only where their terms are negligible.
+    About $\sqrt T$ segments are computed side by side, and then joined one after
+    another: $2\sqrt T$ operations on long vectors instead of $T$ on short vectors. No
+    $g$ is above 1. Products of $g$ underflow only where their terms are negligible.
 
     - `fade`: $g$, `[steps, batch, segments, channels]`; becomes its products.
     - `sums`: $u$, `[steps, parts, batch, segments, channels]`; becomes $x$.
@@ -109,10 +109,10 @@ def _recur(fade: Tensor, sums: Tensor, start: Tensor | None, order: int = 1) -> 
 
 
 def _backward(x: Any, kept: Any, gradients: Any, needed: Any) -> Any:
-    r"""Compute the running means again, and go back from the last step.
+    r"""Recompute the running means, and return the gradients of all inputs.
 
     Step $t'$ has the weight $e^{K_{t'} - L_t}$ in row $t$. The sums of its gradients
-    over all later rows are a recurrence that runs backward. In units of $e^{M_t}$,
+    over all later rows are a recurrence that runs backward. Multiplied by $e^{M_t}$,
 
     $$a_t = \frac{dm_t}{s_t} + e^{M_t - M_{t+1}} a_{t+1}, \quad
       b_t = \frac{m_t\, dm_t - dL_t}{s_t} + e^{M_t - M_{t+1}} b_{t+1} \tag{e3}$$
@@ -147,7 +147,7 @@ def _backward(x: Any, kept: Any, gradients: Any, needed: Any) -> Any:
     torch.mul(slopes[:, 0], m, out=slopes[:, 1])
     if dL is not None:
         slopes[:, 1] -= dL * inverse
-    later = torch.cat([fade[1:], fade.roll(-1, 2)[:1]])  # the factors of the next step
+    later = torch.cat([fade[1:], fade.roll(-1, 2)[:1]])  # Use the factor of step t + 1.
     _recur(later, slopes, None, -1)  # (e3)
     a, b = slopes.unbind(1)
     first = fade[0, :, 0]
@@ -177,9 +177,9 @@ _scan = Recurrence(
 
 
 def _cut(x: Tensor, fill: float) -> Tensor:
-    r"""Copy into about $\sqrt T$ segments, `[steps, batch, segments, channels]`.
+    r"""Split `x` into about $\sqrt T$ segments, `[steps, batch, segments, channels]`.
 
-    Step i of all segments is contiguous; the last segment may be filled up.
+    Step i of all segments is contiguous; the last segment is padded with `fill`.
     """
     batch, time, channels = x.shape
     length = max(math.isqrt(time), 1)
@@ -193,11 +193,11 @@ def _cut(x: Tensor, fill: float) -> Tensor:
 
 
 def _join(x: Tensor, time: int) -> Tensor:
-    """Return segments as `[batch, time, channels]`."""
+    """Concatenate segments to `[batch, time, channels]`, the inverse of `_cut`."""
     x = x.permute(1, 2, 0, 3)
     return x.clone(memory_format=torch.contiguous_format).flatten(1, 2)[:, :time]
 
 
 def _positive(s: Tensor) -> Tensor:
-    """Return sums, with 1 where nothing is seen yet."""
+    """Replace sums of 0, where no key is seen yet, by 1."""
     return s.masked_fill(s == 0, 1)

@@ -15,8 +15,8 @@ The sequence is divided into segments. `summarize` reduces each segment to one t
 `carry` combines them in order, and `outputs` starts each segment from the triple before
 it. Besides the inputs, only the triples of segments are kept for the backward pass.
 
-Within a segment there is no scan over pairs of triples: a thread has a channel of its
-own, keeps one triple in registers, and takes the steps in order.
+Within a segment there is no scan over pairs of triples: each thread computes one
+channel, keeps one triple in registers, and adds the steps in order.
 """
 
 from collections.abc import Sequence
@@ -30,11 +30,11 @@ from fwlab.ops import _triton
 from fwlab.ops._recurrence import Recurrence, Results, Tensors
 from fwlab.ops.triton_tiles import contiguous, count
 
-#: Steps per segment.
+#: The number of steps per segment.
 SEGMENT = 16
-#: Segments that `carry` loads at a time.
+#: The number of segments that `carry` loads at a time.
 AHEAD = 8
-#: Channels per program: one for each thread of four warps.
+#: The number of channels per program, one for each thread of four warps.
 NARROW = 128
 
 #: The key of a masked step.
@@ -45,13 +45,13 @@ LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 @triton.jit
 def exp(x):
-    """Compute `tl.exp` with results below 1e-38 set to 0: fewer instructions."""
+    """Compute the exponential; results below 1e-38 are 0, which is faster."""
     return tl.exp2(x * 1.4426950408889634)
 
 
 @triton.jit
 def combine(m1, s1, a1, m2, s2, a2):
-    """Combine two triples by (k1); two empty ones stay empty."""
+    """Combine two triples (k1); two empty triples give an empty triple."""
     e = tl.where(m1 == m2, 1.0, exp(-tl.abs(m1 - m2)))
     e1, e2 = tl.where(m1 < m2, e, 1.0), tl.where(m2 < m1, e, 1.0)
     return tl.maximum(m1, m2), s1 * e1 + s2 * e2, a1 * e1 + a2 * e2
@@ -67,14 +67,14 @@ def _load(x, t, c, remaining, D, other):
 
 @triton.jit
 def elements(x, u, w):
-    """Return steps as triples; a key that no row sees adds nothing."""
+    """Return steps as triples (k1); a key of -inf gives an empty triple."""
     empty = x == float("-inf")
     return x, tl.where(empty, 0.0, u), tl.where(empty, 0.0, w)
 
 
 @triton.jit
 def load_triple(top, s, a, at, inside):
-    """Load (k1); outside it is the empty triple."""
+    """Load the triple (k1) of each channel; channels outside get the empty triple."""
     return (
         tl.load(top + at, mask=inside, other=float("-inf")),
         tl.load(s + at, mask=inside, other=0.0),
@@ -106,22 +106,22 @@ def _put_row(x, value, t, c, remaining, D):
 
 @triton.jit
 def _start(top, s, a, at, inside):
-    """Load (k1) for `_step`, which needs a finite maximum."""
+    """Load the triple (k1) of each channel, with a finite maximum for `_step`."""
     M, S, A = load_triple(top, s, a, at, inside)
     return tl.maximum(M, LOWEST), S, A
 
 
 @triton.jit
 def _log(S):
-    """Return the logarithm of a sum; without steps it is not used."""
+    """Return the logarithm of a sum, or 0 for a sum of 0."""
     return tl.log(tl.where(S == 0, 1.0, S))
 
 
 @triton.jit
 def _step(M, S, A, k, v):
-    """Combine (k1) with one more step.
+    """Add one step to the triple (k1) of each channel.
 
-    Also returns the factors of the old sums and of the new step. The larger one is 1,
+    Also return the factors of the old sums and of the new step. The larger factor is 1,
     so this takes one exponential.
     """
     e = exp(-tl.abs(M - k))
@@ -137,10 +137,10 @@ def summarize(
     x, u, w, top, s, a, time, D, stride,
     R: tl.constexpr, BD: tl.constexpr, SIGN: tl.constexpr,
 ):  # fmt: skip
-    """Reduce each segment of one sequence to its triple.
+    """Reduce each segment of a sequence to one triple (k1) per channel.
 
-    Loads x and w once (and u) from HBM: 2 b bytes per scalar, where a scalar has b
-    bytes. Lower bound: those bytes over the bandwidth. One exponential per scalar.
+    The kernel loads x and w (and u) once from HBM: 2 b bytes per scalar, where a scalar
+    has b bytes. Lower bound: the bytes over the bandwidth. One exponential per scalar.
     """
     n, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
     c = tl.program_id(2) * BD + tl.arange(0, BD)
@@ -167,10 +167,10 @@ def carry(
     top, s, a, top_start, s_start, a_start, top_end, s_end, a_end, segments, D,
     BD: tl.constexpr, AHEAD: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """Replace the triple of each segment by the combined triple of all earlier ones.
+    """Replace the triple of each segment by the combined triple of earlier segments.
 
-    24 bytes per segment and channel. The lower bound is the latency: the segments are
-    combined one after the other. `AHEAD` of them are loaded at a time.
+    It moves 24 bytes per segment and channel. The lower bound is the latency: segments
+    are combined one after another. `AHEAD` segments are loaded at a time.
     """
     batch = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BD + tl.arange(0, BD)
@@ -196,11 +196,11 @@ def carry(
 
 @triton.jit(do_not_specialize=["time", "D"])
 def outputs(q, k, v, top, s, a, y, time, D, R: tl.constexpr, BD: tl.constexpr):
-    """Compute Eq. 5 for one segment: load q, k, v and store y, 4 b bytes.
+    """Compute the outputs (Eq. 5) of one segment, starting from its triple (k1).
 
-    With `summarize` 6 b bytes per scalar, and 3 exponentials. Lower bound: the bytes.
-    Each thread has one channel. It loads all steps of the segment, and then takes them
-    in order.
+    The kernel loads q, k, v and stores y, 4 b bytes per scalar; with `summarize` 6 b
+    bytes and 3 exponentials. Lower bound: the bytes over the bandwidth. Each thread
+    computes one channel: it loads all steps of the segment, then adds them in order.
     """
     n, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
     c = tl.program_id(2) * BD + tl.arange(0, BD)
@@ -227,14 +227,14 @@ def outputs_backward(
     q, k, v, dy, top, s, a, top_after, s_after, a_after, dq, dk, dv,
     time, D, R: tl.constexpr, BD: tl.constexpr, ONLY: tl.constexpr,
 ):  # fmt: skip
-    """Compute (e3), (e4) for one segment; with `ONLY` just its triple (k1).
+    """Compute the gradients (e3), (e4) of one segment, or with `ONLY` its triple (k1).
 
     The two launches load q, k, v, dy twice and store dq, dk, dv: 11 b bytes per scalar,
-    4 exponentials. Lower bound: the bytes.
+    4 exponentials. Lower bound: the bytes over the bandwidth.
 
-    The sums over later steps are kept relative to $-L_t$. A key's share of row t is
-    $e^{K_t - L_t}$, and $e^{L_{t-1} - L_t}$ leads from row t to the one before it. Both
-    are at most 1, and quotients of what the running mean computes anyway.
+    The sums over later steps are relative to $-L_t$. The weight of key t in row t is
+    $e^{K_t - L_t}$, and $e^{L_{t-1} - L_t}$ leads from row t to row t - 1. Both are at
+    most 1, and quotients of numbers that the running mean computes anyway.
     """
     n, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
     c = tl.program_id(2) * BD + tl.arange(0, BD)
@@ -284,17 +284,17 @@ def outputs_backward(
 
 
 def channels(width: int, limit: int = NARROW) -> int:
-    """Return the channels per program: a power of two, as Triton needs it."""
+    """Return the number of channels per program, a power of two for Triton."""
     return min(triton.next_power_of_2(width), limit)
 
 
 def _warps(BD: int) -> int:
-    """Return the warps that have a thread per channel."""
+    """Return the number of warps with one thread per channel."""
     return max(BD // 32, 1)
 
 
 def _triples(like: Tensor, n: int) -> list[Tensor]:
-    """Return empty tensors for one triple per segment."""
+    """Allocate three tensors for one triple (k1) per segment."""
     batch, _, D = like.shape
     shape = (batch, n, D)
     return [
@@ -318,10 +318,7 @@ def summary(
 
 
 def carried(triples: list[Tensor], start: list[Tensor], reverse: bool) -> list[Tensor]:
-    """Replace the triple of each segment by the combined triple of all earlier ones.
-
-    Returns the triple of the whole sequence.
-    """
+    """Launch `carry` on the triples of segments; return the triple of a sequence."""
     batch, n, D = triples[0].shape
     BD = channels(D, 32)
     end = [torch.empty_like(x) for x in start]
@@ -334,13 +331,13 @@ def carried(triples: list[Tensor], start: list[Tensor], reverse: bool) -> list[T
 
 
 def as_triple(log_sum: Tensor, mean: Tensor) -> list[Tensor]:
-    """Return a state as a triple."""
+    """Convert a state (log sum, mean) to a triple (k1)."""
     nonempty = (log_sum != -torch.inf).to(mean.dtype)
     return [log_sum.contiguous(), nonempty, mean.contiguous()]
 
 
 def as_state(top: Tensor, s: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a triple as a state."""
+    """Convert a triple (k1) to a state (log sum, mean)."""
     empty = s == 0
     whole = torch.where(empty, 1, s)
     log_sum = torch.where(empty, -torch.inf, top + whole.log())
@@ -348,7 +345,7 @@ def as_state(top: Tensor, s: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _end_gradients(L: Tensor, m: Tensor, dL: Tensor, dm: Tensor) -> list[Tensor]:
-    """Return the gradients of a state, as a triple for all steps before it."""
+    """Convert the gradients of the final state to a triple for all earlier steps."""
     empty = torch.isinf(L)
     return [
         torch.where(empty, L, -L),
@@ -360,7 +357,7 @@ def _end_gradients(L: Tensor, m: Tensor, dL: Tensor, dm: Tensor) -> list[Tensor]
 def state_gradients(
     total: list[Tensor], log_sum: Tensor, mean: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of an initial state, one more step (e4)."""
+    """Return the gradients of the initial state, which acts as one more step (e4)."""
     top, s, a = total
     empty = (top == -torch.inf) | (log_sum == -torch.inf)
     share = torch.where(empty, 0, (log_sum + top).exp())
@@ -368,9 +365,9 @@ def state_gradients(
 
 
 def causal_forward(x: Tensors, keep: bool) -> Results:
-    """Compute Eq. 5 and the final state; keep one triple per segment.
+    """Launch the forward kernels; return outputs, final state, and saved triples.
 
-    Call `summary` and `carry`, then compute all segments at once.
+    `summary` and `carried` come first, then all segments are computed at once.
     """
     q, k, v, *state = contiguous(*x)
     batch, time, D = k.shape
@@ -388,9 +385,9 @@ def causal_forward(x: Tensors, keep: bool) -> Results:
 def causal_backward(
     x: Tensors, kept: Tensors, gradients: Tensors, needed: Sequence[bool]
 ) -> Tensors:
-    """Return the gradients of `x`.
+    """Launch the backward kernels; return the gradients of the inputs `x`.
 
-    Pass over the segments twice: for their triples, and then, with the triples of later
+    The segments are read twice: for their triples, and then, with the triples of later
     segments, for the gradients.
     """
     q, k, v, log_sum, mean = contiguous(*x)
@@ -429,5 +426,5 @@ _causal = Recurrence(
 def causal(
     q: Tensor, k: Tensor, v: Tensor, log_sum: Tensor, mean: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return Eq. 5 and the final state: row $t$ sees past and present."""
+    """Compute causal AFT-simple (Eq. 5); return the outputs and the final state."""
     return tuple(_causal((q, k, v, log_sum, mean)))

@@ -13,14 +13,14 @@ from torch import Tensor
 def running_step(
     log_sum: Tensor, mean: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor]:
-    r"""Add one step to the running mean.
+    r"""Add the value of one step to the running mean, weighted by its key.
 
     $$L_t = \log\big(e^{L_{t-1}} + e^{K_t}\big), \qquad
       m_t = e^{L_{t-1} - L_t}\, m_{t-1} + e^{K_t - L_t}\, V_t
       \tag{n1}$$
 
-    The larger of the two exponents is subtracted before the exponentials, so that none
-    can overflow, and one of the two terms is 1. The empty mean is $(-\infty, 0)$.
+    The larger of the two exponents is subtracted first, so that no exponential
+    overflows, and the larger one is 1. The empty mean is $(-\infty, 0)$.
 
     - `log_sum`, `mean`, `k`, `v`: `[batch, channels]`.
     """
@@ -36,7 +36,7 @@ def running_step(
 def causal(
     q: Tensor, k: Tensor, v: Tensor, log_sum: Tensor, mean: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Let row $t$ see past and present.
+    r"""Compute causal AFT-simple; row $t$ sees the steps up to $t$.
 
     $$Y_t = \sigma(Q_t) \odot \sum_{t' \le t}
       \big(\mathrm{softmax}(K) \odot V\big)_{t'} \tag{5}$$
@@ -52,13 +52,13 @@ def causal(
 
 
 def not_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    r"""Let every row see all steps, so that all rows have one mean.
+    r"""Compute AFT-simple without a causal mask: all rows gate the same mean.
 
-    It is 0 if all keys of a sequence are $-\infty$.
+    The mean is 0 if all keys of a sequence are $-\infty$.
 
     - `q`, `k`, `v`: `[batch, time, channels]`.
     """
     empty = (k == -torch.inf).all(1, keepdim=True)
-    k = torch.where(empty, 0, k)  # no inf - inf
+    k = torch.where(empty, 0, k)  # This avoids inf - inf.
     mean = (torch.softmax(k, dim=1) * v).sum(1, keepdim=True)
     return torch.sigmoid(q) * torch.where(empty, 0, mean)  # Eq. 5

@@ -14,7 +14,7 @@ from fwlab.ops.aft.window import efficient, naive
 
 
 def load() -> Any:
-    """Return the function that launches the kernels; Triton is imported only now."""
+    """Import the Triton kernels, and return the function that launches them."""
     _triton.imported("fwlab.ops.aft.window.kernels")
     from fwlab.ops.aft.window import kernels
 
@@ -52,7 +52,7 @@ class WindowState(NamedTuple):
 
 
 class ImageOptions(TypedDict, total=False):
-    """Name the options of an operation on images: see `aft_conv2d`."""
+    """Declare the keyword options of `aft_conv2d` and their types."""
 
     key_mask: Tensor | None
     implementation: str
@@ -68,7 +68,7 @@ def aft_local(
     causal: bool = True,
     **options: Unpack[Options],
 ) -> tuple[Tensor, Any]:
-    r"""Gate a mean of values, with biases within a window: AFT-local (Eq. 4).
+    r"""Compute AFT-local: gated means of values with biases in a window (Eq. 4).
 
     - `q`, `k`, `v`: `[batch, time, channels]`.
     - `band`: `[time, window]`, column $j$ = the key $j$ steps back; if not causal
@@ -105,7 +105,7 @@ def aft_conv(
     causal: bool = True,
     **options: Unpack[Options],
 ) -> tuple[Tensor, Any]:
-    r"""Gate a mean of values, with a bias for each distance: AFT-conv (Eq. 6).
+    r"""Compute AFT-conv: gated means of values with a bias for each distance (Eq. 6).
 
     - `q`, `v`: `[batch, time, heads, channels]`.
     - `k`: the same, or with one channel per head (the paper's form).
@@ -150,7 +150,7 @@ def aft_conv2d(
     kernel: Annotated[Tensor, "heads size size"],
     **options: Unpack[ImageOptions],
 ) -> tuple[Tensor, Any]:
-    r"""Gate a mean over an image, with a bias for each offset: AFT-conv (Eq. 6).
+    r"""Compute AFT-conv on images: gated means with a bias for each offset (Eq. 6).
 
     Not causal: every pixel sees all pixels. The centred kernel holds the biases of the
     pixels within it; all others have bias 0.
@@ -190,9 +190,9 @@ def aft_conv2d(
 def _window(
     op: str, q: Tensor, k: Tensor, v: Tensor, band: Tensor, causal: bool, options: Any
 ) -> tuple[Tensor, Any]:
-    """Compute AFT-local and AFT-conv; the first column of a band is the step itself.
+    """Check the arguments of AFT-local or AFT-conv; compute outputs and final state.
 
-    Keys of the last steps are kept for their biases, older ones as a running mean.
+    The state has the keys of the last steps and a running mean of all older steps.
     """
     width = band.shape[-1]
     if width < 1 or not (causal or width % 2):
@@ -219,7 +219,7 @@ def _window(
     state = operation.check_parts(op, state, WindowState, shapes, v)
     if not v.numel():
         return operation.empty(v, q, k, band), state
-    # Without a state, in the precision of a kernel.
+    # A new state has the dtype of the inputs, as a kernel requires.
     past = [part.to(v.dtype) if fresh else part for part in state[:2]]
     k, v = torch.cat([past[0], k], 1), torch.cat([past[1], v], 1)
     y, *older = compute(q, k, v, band, state.log_sum, state.mean)
@@ -229,7 +229,7 @@ def _window(
 def _heads_side_by_side(
     op: str, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return `[batch, ..., heads, channels]` as `[batch, time, channels]`."""
+    """Flatten `[batch, ..., heads, channels]` to `[batch, time, channels]`."""
     if k.shape[-1] not in (1, q.shape[-1]):
         raise ValueError(
             f"{op}: expected k of shape {[*q.shape]}, or with 1 channel per head, "

@@ -2,8 +2,8 @@ r"""# AFT-local and AFT-conv in linear memory
 
 A tile of rows sees a span of keys as AFT-full sees all keys. All other keys act as one
 more key: their running mean, computed as in AFT-simple (e1). A sequence that is not
-much longer than a tile is computed as one. Gradients are those of tiles and of running
-means; autograd does the rest.
+much longer than a tile is computed as one tile. Tiles and running means have custom
+backward passes; autograd does the rest.
 """
 
 import math
@@ -17,16 +17,16 @@ from fwlab.ops._recurrence import is_traced
 from fwlab.ops.aft.full.efficient import tiles
 from fwlab.ops.aft.simple.efficient import before_each
 
-#: Rows per tile. A tile has up to twice as many where that is the whole sequence, since
-#: no key needs a running mean then, or for a wide window, which tiles share.
+#: Rows per tile. A tile has up to twice as many rows if it is the whole sequence, which
+#: then needs no running mean, or if the window is wide, which all tiles share.
 TILE = 64
 
 
 def causal(
     q: Tensor, k: Tensor, v: Tensor, band: Tensor, log_sum: Tensor, mean: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Let row $t$ see past and present; called as the naive version."""
-    time, width = q.shape[1], band.shape[-1]  # symbolic in a traced call
+    """Compute causal AFT-local or AFT-conv, with the arguments of the naive version."""
+    time, width = q.shape[1], band.shape[-1]  # In a traced call, sizes are symbolic.
     usual = is_traced(q) or (width <= TILE and time > 2 * TILE)
     r = TILE if usual else min(time, 2 * TILE)
     n = -(-time // r)
@@ -39,20 +39,20 @@ def causal(
 
 
 def causal_without_state(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> Tensor:
-    """Compute `causal` without a state before the sequence or after it.
+    """Compute causal AFT-local or AFT-conv without an initial and a final state.
 
     - `k`, `v`: `[batch, time, channels]`.
     """
     time, before = q.shape[1], band.shape[-1] - 1
-    if not is_traced(q) and time <= 2 * TILE:  # one tile, and no key before it
+    if not is_traced(q) and time <= 2 * TILE:  # One tile sees all keys.
         w = _spread(band.flip(-1), time, before)
         return tiles((q, k, v, w, None, None), 0)[0]
     return causal(q, *_padded(k, v, before, 0), band, *unseen(q, q[:, 0].shape))[0]
 
 
 def not_causal(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> Tensor:
-    """Let every row see all steps; arguments as in the naive version."""
-    # Columns count the steps back, and then those ahead.
+    """Compute AFT-local or AFT-conv without a causal mask; rows see all steps."""
+    # The first columns count steps back, and the other columns count steps ahead.
     half = band.shape[-1] // 2
     back, ahead = band[..., : half + 1], band[..., half + 1 :]
     w = _spread(torch.cat([back.flip(-1), ahead], -1), TILE)
@@ -62,22 +62,22 @@ def not_causal(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> Tensor:
 def image(
     q: Tensor, k: Tensor, v: Tensor, kernel: Tensor, height: int, width: int
 ) -> Tensor:
-    """Compute AFT-conv of an image; arguments as in the naive version.
+    """Compute AFT-conv of an image, with the arguments of the naive version.
 
     A line of the image is a tile. It sees the lines that the kernel covers.
     """
     half = kernel.shape[-1] // 2
-    # The biases of a line and the lines around it do not depend on the line.
+    # The biases between a line and the lines around it are the same for all lines.
     column = torch.arange(width, device=q.device)
     right = column - column[:, None] + half
     inside = (right >= 0) & (right <= 2 * half)
-    w = kernel[:, :, right.clamp(0, 2 * half)]  # [heads, lines, row, key]
+    w = kernel[:, :, right.clamp(0, 2 * half)]  # The shape is [heads, lines, row, key].
     w = torch.where(inside, w, 0).transpose(1, 2).flatten(2)
     return _both_sides(q, k, v, w[None], half * width)
 
 
 def _both_sides(q: Tensor, k: Tensor, v: Tensor, w: Tensor, reach: int) -> Tensor:
-    """Compute tiles that see `reach` keys on both sides, and means of all others.
+    """Compute tiles that see `reach` keys on both sides and the means of other keys.
 
     - `w`: as in `_tiles`.
     """
@@ -105,7 +105,7 @@ def _tiles(
     outside: tuple[Tensor, Tensor],
     reach: int,
 ) -> Tensor:
-    """Compute tiles that each see a span of keys, and means of all others.
+    """Compute tiles that each see a span of keys and the means of all other keys.
 
     - `q`: `[batch, time, channels]`; `k`, `v`: `[batch, keys, channels]`. Tile `i` of
       `r` rows sees the keys from `i * r` on, as many as `w` has columns.
@@ -124,8 +124,8 @@ def _tiles(
 def _spread(band: Tensor, r: int, skip: int = 0) -> Tensor:
     """Return the biases of tiles of `r` rows, `[tiles, groups, r, keys]` (Eq. 4).
 
-    Each row of the band begins one key after the row before it: in memory, a row of
-    keys is one entry shorter than a row of the band with `r` zeros behind it.
+    Each row of the band begins one key after the previous row: in memory, a row of keys
+    is one entry shorter than a row of the band with `r` zeros after it.
 
     - `band`: `[groups, time or 1, width]`, in the order of the keys; 1 = the same for
       all steps.
@@ -144,7 +144,7 @@ def _spread(band: Tensor, r: int, skip: int = 0) -> Tensor:
 
 
 def _means(k: Tensor, v: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """Return (e1) for every `steps` steps: each piece acts as a single one.
+    """Return the log sum and mean (e1) of each piece of `steps` keys.
 
     - `k`, `v`: `[batch, keys, channels]`. The last piece may be short.
     - Returns `log_sum` and `mean`, `[batch, pieces, channels]`.
@@ -163,7 +163,7 @@ def _means(k: Tensor, v: Tensor, steps: int) -> tuple[Tensor, Tensor]:
 
 
 def _padded(k: Tensor, v: Tensor, before: int, behind: int) -> tuple[Tensor, Tensor]:
-    """Add keys that no row sees."""
+    """Pad time with keys of -inf, which no row sees, and with values of 0."""
     if not is_traced(k) and not before and not behind:
         return k, v
     edges = 0, 0, before, behind

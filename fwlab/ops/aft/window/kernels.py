@@ -7,9 +7,9 @@ of keys that all rows of the tile see, so that a key that a row does not see cha
 bit of its result.
 
 A product is exact only as long as no factor is too large. Rows and channels for which
-this fails take their keys one after the other, with a maximum of their own; the rest of
-the tile keeps the result of the products. In the backward pass, a whole tile takes one
-path or the other. GPUs without tensor cores have no products.
+this fails process their keys one after another, with their own maximum; the rest of the
+tile keeps the result of the products. In the backward pass, either a whole tile uses
+products or none of it does. GPUs without tensor cores use no products.
 
 AFT-full uses the same kernels, with all keys as its window. There is no kernel for
 windows with `causal=False` and for images: the efficient version computes them.
@@ -39,17 +39,17 @@ from fwlab.ops.aft.simple.kernels import (
 )
 from fwlab.ops.triton_tiles import contiguous, count, precision
 
-#: Rows per tile, and keys per product.
+#: The number of rows per tile, and of keys per matrix product.
 TILE, KEYS = 32, 32
-#: Channels per program.
+#: The maximum number of channels per program.
 WIDE = 64
 
 #: The key of a step that no row sees.
 LOW = tl.constexpr(float("-inf"))
-#: Bounds for products, far from the limits of float32: the maximum exponent of a
-#: factor, the maximum of a factor with a value, and the bounds of the sums.
+#: Bounds for matrix products, far from the limits of float32: the maximum exponent of a
+#: factor, and the maximum of a factor times a value. `MIN_SUM`, `MAX_SUM` bound sums.
 MAX_EXPONENT, MAX_VALUE = tl.constexpr(27.0), tl.constexpr(1e20)
-#: The mark of a sum that is out of bounds.
+#: The number that replaces a sum that is out of bounds.
 WRONG = tl.constexpr(-1.0)
 MIN_SUM, MAX_SUM = tl.constexpr(1e-10), tl.constexpr(1e35)
 
@@ -75,14 +75,14 @@ def _bias(band, t, p, inside, W, reach):
 
 @triton.jit
 def _biases(band, t, p, time, end, W, reach):
-    """Return `_bias` of a tile of rows and keys, with a band for each row."""
+    """Return the biases of a tile of rows `t` and keys `p`, with one band per row."""
     inside = (t < time)[:, None] & (p < end)[None, :]
     return _bias(band[:, None], t[:, None], p[None, :], inside, W, reach)
 
 
 @triton.jit
 def _reach(W, reach):
-    """Return how many keys after its own row t sees."""
+    """Return the number of keys after key t that row t sees."""
     last = reach
     if reach is None:
         last = W - 1
@@ -91,7 +91,7 @@ def _reach(W, reach):
 
 @triton.jit
 def _tile(x, first, end, c, channel, other, N: tl.constexpr, D: tl.constexpr):
-    """Load `[N, BD]` of `[steps, D]` from step `first` on, in float32.
+    """Load a tile `[N, BD]` of `[steps, D]` from step `first` on, in float32.
 
     Only the offset of the first step needs 64 bits.
     """
@@ -135,7 +135,7 @@ def _dot(a, b, PRECISION: tl.constexpr):
 def _one_by_one(
     k, v, band, M, S, A, t, c, channel, start, end, time, W, reach, D: tl.constexpr,
 ):  # fmt: skip
-    """Add one key after the other to the triples of a tile of rows.
+    """Add keys one by one to the triples (k1) of a tile of rows.
 
     Each row and channel has its own maximum, so the result is always exact.
     """
@@ -152,9 +152,9 @@ def _one_by_one(
 
 @triton.jit
 def _factor(x):
-    """Return e^x, or infinity where a product may not have such a factor.
+    """Return e^x, or infinity if x is above the bound for factors of products.
 
-    A sum with such a factor becomes infinite or NaN, which marks it as wrong.
+    A sum with an infinite factor becomes infinite or NaN, which marks it as wrong.
     """
     return exp(tl.where(x > MAX_EXPONENT, float("inf"), x))
 
@@ -168,9 +168,9 @@ def _by_products(
 
     Here c is the maximum of the first P keys and the older steps.
 
-    c and the keys of the first loop are seen by all rows. The second loop leaves keys
-    out that do not fit: they are wrong for the rows that see them. For the others they
-    are an exact 0, so they do not change a bit of them.
+    All rows see c and the keys of the first loop. The second loop omits keys that are
+    out of bounds, and marks the rows that see them as wrong. For all other rows, these
+    keys are exactly 0, so they change no bit of the result.
     """
     seen = tl.minimum(end, first + 1 + _reach(W, reach))
     key = _tile(k, start, seen, c, channel, LOW, P, D)
@@ -217,11 +217,11 @@ def window_forward(
     H: tl.constexpr, R: tl.constexpr, BD: tl.constexpr, P: tl.constexpr,
     PRODUCTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute Eq. 2 for a tile of rows and some channels of a group.
+    """Compute the outputs (Eq. 2) of a tile of rows, for some channels of a group.
 
-    Loads R + W keys and values, and q; stores y, L and m. By products (R + W) (1 + R /
-    BD) exponentials per channel, key by key R (R + W). The lower bound of the latter is
-    their time: a multiprocessor computes about 16 per clock cycle.
+    The kernel loads R + W keys and values, and q; it stores y, L and m. Products need
+    (R + W) (1 + R / BD) exponentials per channel, and single keys need R (R + W), at
+    about 16 per clock cycle and multiprocessor, which is the lower bound of their time.
     """
     n, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
     blocks = tl.cdiv(D // H, BD)
@@ -274,11 +274,11 @@ def window_forward(
 
 @triton.jit(do_not_specialize=["size", "extra"])
 def rows_backward(q, dy, m, dm, db, dq, size, extra, B: tl.constexpr):
-    """Compute the gradients of means, of their logarithms, and of q.
+    """Compute the gradients of the means, of the log sums, and of q.
 
-    One sequence of `size` scalars; `extra` more are in m, dm and db, for the next
-    state. Loads q, dy and m, stores dm, db and dq: 12 + 3 b bytes per scalar. Lower
-    bound: the bytes.
+    A sequence has `size` scalars; m, dm and db have `extra` more for the next state.
+    The kernel loads q, dy and m, and stores dm, db and dq: 12 + 3 b bytes per scalar.
+    Lower bound: the bytes over the bandwidth.
     """
     batch = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
@@ -301,11 +301,11 @@ def window_backward_keys(
     D: tl.constexpr, H: tl.constexpr, R: tl.constexpr, BD: tl.constexpr,
     P: tl.constexpr, PRODUCTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute (e6) and (e7) for a tile of keys: sum over the rows that see it.
+    """Compute the gradients (e6), (e7) of a tile of keys, and of their values.
 
-    Loads L, dm and db of R + W rows, k and v; stores dk and dv. By
-    products (R + W) (1 + R / BD) exponentials per channel, row by row
-    R (R + W), each at most 1.
+    The kernel sums over the rows that see a key. It loads L, dm and db of R + W rows, k
+    and v, and stores dk and dv. Products need (R + W) (1 + R / BD) exponentials per
+    channel, and single rows need R (R + W), each at most 1.
     """
     n, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
     blocks = tl.cdiv(D // H, BD)
@@ -333,7 +333,7 @@ def window_backward_keys(
         start, end = tl.maximum(n * R - reach, 0), time
     alone = True
     if PRODUCTS:
-        # Relative to the maximum of the keys.
+        # Exponents are relative to the maximum of the keys.
         high = tl.max(key, 0)
         base = tl.where(high > LOW, high, 0.0)[None, :]
         for t0 in range(start, end, P):
@@ -391,7 +391,7 @@ def _rows(
     L, m, dm, first, time, head, block, R: tl.constexpr,
     BD: tl.constexpr, D: tl.constexpr, H: tl.constexpr,
 ):  # fmt: skip
-    """Return the channels of a block, which are inside; and L, m, dm of rows."""
+    """Return the channels of a block with their mask, and L, m and dm of rows."""
     inner = block * BD + tl.arange(0, BD)
     c, channel = head * (D // H) + inner, inner < D // H
     norm = _tile(L, first, time, c, channel, LOW, R, D)
@@ -406,7 +406,7 @@ def window_backward_band(
     D: tl.constexpr, H: tl.constexpr, R: tl.constexpr, BD: tl.constexpr,
     P: tl.constexpr, PRODUCTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute (e8): the biases of a tile of rows and of P keys.
+    """Compute the gradients (e8) of the biases of a tile of rows and P keys.
 
     Each program sums over the batch and the channels, in a fixed order. It loads k, v,
     L, m and dm of its rows and keys once. `across` programs share a tile of rows.
@@ -478,9 +478,9 @@ def window_backward_band(
 
 
 def _how(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> tuple[int, dict[str, Any]]:
-    """Return the blocks of channels, and the constants of the three kernels."""
+    """Return the number of channel blocks, and the constants of the three kernels."""
     groups, D = len(band), q.shape[-1]
-    BD = max(channels(D // groups, WIDE), 16)  # a product needs 16
+    BD = max(channels(D // groups, WIDE), 16)  # A matrix product needs 16 columns.
     either = torch.promote_types(k.dtype, v.dtype)
     products = _triton.capability(q.device) >= _triton.TENSOR_CORES
     return groups * count(D // groups, BD), {
@@ -496,9 +496,9 @@ def _how(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> tuple[int, dict[str, 
 
 
 def window_mean(x: Tensors, keep: bool, reach: int | None) -> Results:
-    """Compute Eq. 2 over a window and all older steps, and the next state.
+    """Launch the forward kernels; return the outputs (Eq. 2) and the final state.
 
-    Older steps come as triples, from `summary`.
+    `summary` combines all steps that are older than the window into triples.
 
     - `x`: q, k, v, band, log_sum and mean.
     - `reach`: row t sees all keys up to t + `reach`; None = a window.
@@ -534,9 +534,9 @@ def window_mean_backward(
     needed: Sequence[bool],
     reach: int | None,
 ) -> Tensors:
-    """Return the gradients of `x`: those of keys and values, then of the band.
+    """Launch the backward kernels; return the gradients of the inputs `x`.
 
-    Here the triples run backward, and sum up later rows.
+    Here `summary` runs backward: its triples combine all later rows.
     """
     q, k, v, band, log_sum, mean = contiguous(*x)
     L, m = contiguous(*kept)
@@ -603,5 +603,5 @@ window = Recurrence(
 def causal(
     q: Tensor, k: Tensor, v: Tensor, band: Tensor, log_sum: Tensor, mean: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return Eq. 4 and the next state: row $t$ sees past and present."""
+    """Compute causal AFT-local or AFT-conv; return outputs and the final state."""
     return tuple(window((q, k, v, band, log_sum, mean), None))

@@ -17,12 +17,12 @@ from fwlab.ops.aft.full.naive import gated_means, mean_of
 
 
 def biases(w: Tensor, at: Tensor, channels: int) -> Tensor:
-    r"""Return $w_{t,t'}$ of one row $t$, for all keys and channels.
+    r"""Return the biases $w_{t,t'}$ of one row $t$, for all keys and channels.
 
     - `w`: `[groups, columns]`, one column per distance; each group of neighbouring
       channels shares a row of it.
-    - `at`: `bool [keys, columns]`, whether a key is at this distance. A key outside the
-      window is at no distance.
+    - `at`: `bool [keys, columns]`, True if a key is at this distance. A key outside the
+      window has no column.
     - Returns `[keys, channels]`.
     """
     w = torch.where(at, w[:, None], 0).sum(-1)  # Eq. 4
@@ -32,7 +32,7 @@ def biases(w: Tensor, at: Tensor, channels: int) -> Tensor:
 def causal(
     q: Tensor, k: Tensor, v: Tensor, band: Tensor, log_sum: Tensor, mean: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    r"""Let row $t$ see past and present.
+    r"""Compute causal AFT-local or AFT-conv; row $t$ sees the steps up to $t$.
 
     - `q`: `[batch, time, channels]`.
     - `k`, `v`: `[batch, s - 1 + time, channels]`, beginning with the $s - 1$ steps
@@ -61,7 +61,7 @@ def causal(
 
 
 def not_causal(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> Tensor:
-    r"""Let every row see all steps.
+    r"""Compute AFT-local or AFT-conv without a causal mask; rows see all steps.
 
     - `q`, `k`, `v`: `[batch, time, channels]`.
     - `band`: `[groups, time or 1, 2 * s - 1]`; column $j < s$ is $j$ steps back, and
@@ -81,7 +81,7 @@ def not_causal(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> Tensor:
 def image(
     q: Tensor, k: Tensor, v: Tensor, kernel: Tensor, height: int, width: int,
 ) -> Tensor:  # fmt: skip
-    r"""Let every pixel of an image see all pixels: AFT-conv.
+    r"""Compute AFT-conv of an image; every pixel sees all pixels.
 
     $w$ of two pixels is the entry of the kernel at their offset from its middle, and 0
     beyond its edge (Eq. 6).
