@@ -13,14 +13,14 @@ from fwlab.ops.linear.kernels import NARROW
 PEERS = "gpu-nvidia-h200.json"
 
 
-def measured() -> dict:
-    """Return times of each operation at its longest, and other libraries' in our times.
+def measured(*ops: str) -> dict:
+    """Return times of `ops`, or of all operations, and other libraries' in our times.
 
-    The longest size is measured first; multiples of our times cover all sizes.
+    Times are those of the longest size, measured first; multiples cover all sizes.
     """
     run, rows, ratios = _read(PEERS), {}, {"fla": [], "efficient": []}
     for row in run["rows"]:
-        if row["op"] not in TABLE:
+        if row["op"] not in (ops or TABLE):
             continue  # a measurement that has ended
         if row["side"] == "triton":
             case, ours = row["case"], row["ms"]
