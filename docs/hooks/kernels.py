@@ -13,15 +13,15 @@ from fwlab.ops.linear.kernels import NARROW
 PEERS = "gpu-nvidia-h200.json"
 
 
-def measured() -> dict:
-    """Return each operation's times at its longest size, and ratios of other libraries.
+def measured(*ops: str) -> dict:
+    """Return times of `ops`, or of all operations, and ratios of other libraries.
 
-    The longest size is measured first. Ratios (their time / ours) cover all sizes.
+    Times are those of the longest size, measured first. Ratios cover all sizes.
     """
     run, rows, ratios = _read(PEERS), {}, {"fla": [], "efficient": []}
     for row in run["rows"]:
-        if row["op"] not in TABLE:
-            continue  # This operation is no longer measured.
+        if row["op"] not in (ops or TABLE):
+            continue  # This operation is not shown, or no longer measured.
         if row["side"] == "triton":
             case, ours = row["case"], row["ms"]
         else:

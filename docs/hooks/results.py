@@ -1,7 +1,7 @@
 """Fill in the pages of results: Findings, Speed and Tables.
 
-The pages are templates: NUMBERS has values of docs/results/*.json. Plots of the
-same files and of experiments go in place of `<!-- plot: PLOT -->`. Tables of removed
+The pages are templates: NUMBERS has values of docs/results/*.json. Plots of the same
+files and of experiments replace `<!-- plot: PLOT OPERATION ... -->`. Tables of removed
 commands are CSV files beside the numbers, their plots are drawings in docs/images.
 """
 
@@ -34,7 +34,7 @@ LOOKS = (
     "write strength; decay; norm of the fast weights; the share kept of the write at "
     "the first Romeo, which is nearly gone at the second one; and half-lives."
 )
-PLOT = re.compile(r"<!-- plot: (\S+) -->")
+PLOT = re.compile(r"<!-- plot: (\S+)((?: \w+)*) -->")
 #: Losses published by other projects, by mixer.
 PUBLISHED = {
     "softmax": {"loss": 1.88, "by": "[nanoGPT](https://github.com/karpathy/nanoGPT)"}
@@ -49,7 +49,7 @@ def on_page_markdown(markdown, page, config, files):
 
 def on_page_content(html, page, config, files):
     """Insert plots into the HTML of a page, since Markdown would change them."""
-    return PLOT.sub(lambda mark: PLOTS[mark[1]](), html)
+    return PLOT.sub(lambda mark: PLOTS[mark[1]](*mark[2].split()), html)
 
 
 # --- Tables ----------------------------------------------------------------
@@ -281,7 +281,7 @@ PLOTS = {
     "hybrids": _today,
     "longer": _longer,
     "carried": _carried,
-    "gpu": lambda: render("bars.html", **kernels.measured()),
+    "gpu": lambda *ops: render("bars.html", **kernels.measured(*ops)),
     "kernels": lambda: render("peers.html", **kernels.measured()),
     "places": lambda: render("places.html", **kernels.places()),
     "fla": _fla,
