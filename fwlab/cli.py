@@ -383,7 +383,7 @@ def main() -> None:
             )
     except BrokenPipeError:  # Readers such as `head -1` close the pipe early.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)  # The exit code of a program that SIGPIPE has ended.
+        sys.exit(141)  # The exit code of a program killed by SIGPIPE.
     except (ValueError, FloatingPointError, OSError) as error:
         _complain(error)
         sys.exit(2)

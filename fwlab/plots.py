@@ -81,7 +81,7 @@ def style() -> None:
             "text.color": INK,
             "xtick.color": INK,
             "ytick.color": INK,
-            # The same data give the same bytes.
+            # The same data produce byte-identical SVG files.
             "svg.fonttype": "path",
             "svg.hashsalt": "fwlab",
         }

@@ -584,7 +584,7 @@ def draw(seed: str, implementation: str | None = None, device: str = "cpu") -> C
     c["size"] = r.choice([1.0, 1.0, 0.1, 1.3])
     if op.startswith("aft"):
         c["size"] = r.choice([1.0, 1.0, 10.0, 300.0, 2000.0])
-    if op == "softmax_attention":  # PyTorch's backward error grows with the scores.
+    if op == "softmax_attention":  # PyTorch's gradient error grows with the scores.
         c["size"] = r.choice([1.0, 3.0])  # The error is 6e-8 times the largest score.
     if "scale" in has:
         c["group"] = r.choice([1, 1, 2, 3])

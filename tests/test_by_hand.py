@@ -112,7 +112,7 @@ def test_one_step_by_hand(rule, implementation):
     given, after, read = STEPS[rule]
 
     def shaped(x):
-        """Reshape to `[1, 1, steps?, 1, width?]`; gates per head have no width."""
+        """Add batch, time and head dimensions of size 1 to the numbers of one step."""
         x = double(x)
         several = rule == "delta_product" and x.dim()
         return x[None, None, :, None] if several else x[None, None, None]

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "docs" / "contribute.md").read_text("utf-8")
 SECTION = TEXT.partition("## How to add a rule\n")[2].partition("\n## ")[0]
 BLOCK = re.compile(r'^```(\w+) title="([^"]+)"\n(.*?)^```$', re.M | re.S)
-#: Code of a user that calls the new rule.
+#: User code that calls the new rule.
 USE = """
 import torch
 from fwlab import layers, models, ops

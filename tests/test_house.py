@@ -19,7 +19,7 @@ INSIDE = (ROOT / "docs" / "inside.md").read_text("utf-8")
 FOLDERS = re.findall(r"^- `(\w+)`", INSIDE, re.M)
 #: The folders in `ops` that docs/inside.md lists: their names and a description.
 ROWS = re.findall(r"^    - ((?:`\w+`(?:, )?)+)(.*)", INSIDE, re.M)
-#: The folders in the order of the page; each imports only modules above it.
+#: Folders as docs/inside.md lists them; each imports only from earlier ones.
 ORDER = [*FOLDERS, "__main__"]
 INNER = [name for names, _ in ROWS for name in re.findall(r"`(\w+)`", names)]
 INNER += ["__init__"]

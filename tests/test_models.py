@@ -123,7 +123,7 @@ def test_top_k_draws_among_exactly_k():
 
 
 def test_long_texts(model):
-    """`generate` has no length limit; positions restrict inputs to max_len tokens."""
+    """`generate` accepts prompts longer than `max_len`, but a forward pass does not."""
     prompt = tokens(1, 50)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

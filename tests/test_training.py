@@ -521,7 +521,7 @@ def test_best_has_the_lowest_validation_loss(fwlab, monkeypatch):
 
 
 def test_resume_and_what_it_says(fwlab):
-    """A resumed run reports changes; more steps stretch the learning rate schedule."""
+    """Resuming rejects changed settings; more steps stretch the learning rate."""
     train = [*TRAIN, "--out", "new", "--warmup", "1", "--lr", "0.01", "--resume"]
     assert "learning rate" not in fwlab(*train)[1]
     assert "nothing to do: new already has 6 steps" in fwlab(*train)[1]

@@ -32,7 +32,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "nanogpt": {"layers": 4, "d_model": 128, "batch": 12, "steps": 2000},
     "small": {"layers": 2, "d_model": 64, "batch": 6, "steps": 400, "warmup": 25},
 }
-#: The size of full versions: half of nanoGPT's training.
+#: The size in full versions: nanoGPT's, trained for half as many optimiser steps.
 FULL = "nanogpt-1000"
 #: Learning rates at which the losses are compared, by size.
 LR = {"nanogpt": 1e-3, FULL: 1e-3, "small": 4e-3}
@@ -54,7 +54,7 @@ TEXTS = {
     "8a73136f699d": "Tiny Shakespeare, the first 300,000 characters",
 }
 #: Loss in nats above which a model has learned little more than bigrams.
-#: Bigram counts of Tiny Shakespeare have a loss of 2.48 on the last tenth of the text.
+#: A bigram model of Tiny Shakespeare has a loss of 2.48 on the last tenth of the text.
 TRIVIAL = 0.95 * 2.48
 #: Function that claims an order of losses, all below `TRIVIAL`.
 below = partial(order, trivial=TRIVIAL)

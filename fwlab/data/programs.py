@@ -142,7 +142,7 @@ def program(statements: int, variables: int, rng: random.Random) -> Made:
 def _joined(
     tokens: list[str], labels: list[int | None], values: list[int | None]
 ) -> Made:
-    """Join the words of each clause of a program to one token."""
+    """Merge the words of each clause of a program into one token."""
     ends = [at for at, token in enumerate(tokens) if token in (":", ";", "END")]
     starts = [0, *(end + 1 for end in ends)]
     clauses = [" ".join(tokens[i : j + 1]) for i, j in zip(starts, ends, strict=False)]
@@ -273,7 +273,7 @@ def guess(
 def rule_accuracy(
     rule: str, batch: int, statements: int, variables: int, rng: random.Random
 ) -> float:
-    """Draw programs, and return a rule's accuracy on their prints in percent.
+    """Return a rule's accuracy, in percent, on the print statements of programs.
 
     - `rule`: one of `RULES`.
     - `batch`, `statements`, `variables`, `rng`: as for `programs`, which draws the

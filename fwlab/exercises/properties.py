@@ -129,7 +129,7 @@ class Checks:
         return holds
 
     def in_chunks(self, draw: Draw | None = None, time: int = 1024) -> Holds:
-        """Check that an answer needs as much work as the solution, at two chunk sizes.
+        """Check, by its work and memory, that an answer computes in chunks.
 
         - `draw`: takes a generator, a number of steps and a size of chunks; keys `k`
           and values `v` have to be wide.

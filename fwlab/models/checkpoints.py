@@ -22,7 +22,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def load(source: str | Path, dtype: torch.dtype | None = None) -> LanguageModel:
-    """Load a published model of a family on the page "Published models".
+    """Load a published model from a folder or the hub, as a `LanguageModel`.
 
     - `source`: a folder with config.json and weights as safetensors, in one file or in
       shards with an index. Or the name of a model on the hub, OWNER/NAME, which is
@@ -35,7 +35,7 @@ def load(source: str | Path, dtype: torch.dtype | None = None) -> LanguageModel:
       superfluous, damaged, quantised, of the wrong shape, or not supported. Nothing is
       loaded then.
 
-    That page also says how closely each family agrees with transformers.
+    docs/published.md says how closely each family agrees with transformers.
 
         >>> load("no-such-folder")
         Traceback (most recent call last):

@@ -118,7 +118,7 @@ class Retriever(nn.Module):
         return retrieved.scatter_add(-1, values[:, None].expand_as(weights), weights)
 
     def retrieve(self, keys: Tensor, values: Tensor, queries: Tensor) -> Tensor:
-        """Return the values that queries retrieve by fwlab's operations, in evaluation.
+        """Compute the retrieved values with fwlab's operations, for evaluation.
 
         Queries follow the pairs as steps that write nothing.
         """

@@ -85,7 +85,7 @@ class Loss(nn.Module):
 
 
 class Trainer:
-    """Train a language model, with its data and its optimiser.
+    """Train a language model; hold its data and optimiser.
 
     - `config`: the run.
     - `text`: train on this instead of `config.corpus`.
@@ -296,7 +296,7 @@ class Trainer:
             known = int((y != NO_TARGET).sum())
             if share == 1:
                 loss, state = self.loss(x, y, state, c.carry, borders)
-            else:  # All processes take part, even without a window left.
+            else:  # Every process must call `reduce`, even if it has no window.
                 mine = slice(rank, None, share) if rank < len(x) else slice(1)
                 weight = len(x[rank::share]) / len(x)
                 part = self.loss(x[mine], y[mine])[0] * weight

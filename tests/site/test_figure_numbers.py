@@ -157,7 +157,7 @@ def quotients(k, v, c):
 
 
 def aft(compute):
-    """Yield exact outputs for large keys, and check float32 outputs of four methods."""
+    """Yield exact AFT outputs of figure and fwlab, and check four float32 methods."""
     sizes = (-20, 60, 88, 103, 106, 200)
     states = [{"step": step, "large": size} for step in (4, 6) for size in sizes]
     for state, shown in zip(states, compute(states), strict=True):

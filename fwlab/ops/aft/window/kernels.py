@@ -135,7 +135,7 @@ def _dot(a, b, PRECISION: tl.constexpr):
 def _one_by_one(
     k, v, band, M, S, A, t, c, channel, start, end, time, W, reach, D: tl.constexpr,
 ):  # fmt: skip
-    """Add keys one by one to the triples (k1) of a tile of rows.
+    """Add keys one at a time to the running maxima and sums (k1) of a tile of rows.
 
     Each row and channel has its own maximum, so the result is always exact.
     """
