@@ -207,7 +207,7 @@ def fla_weights(config):
             add(f"{at}attn.a_proj.weight", heads, width)
             add(f"{at}attn.A_log", heads)
             add(f"{at}attn.dt_bias", heads)
-            add(f"{at}attn.D", heads)  # Old checkpoints have an unused D.
+            add(f"{at}attn.D", heads)  # Old checkpoints have this unused weight.
     add("model.norm.weight", width, mean=1)
     add("lm_head.weight", VOCABULARY, width)
     return weights

@@ -284,7 +284,7 @@ def test_every_grid(name):
             assert point.keys() == points[0].keys()
             assert all(isinstance(v, int | float | str) for v in point.values())
         sizes = [point.get("S", 0) for point in points]
-        assert all(a <= b for a, b in pairwise(sizes))  # Small S come first.
+        assert all(a <= b for a, b in pairwise(sizes))  # Small numbers S come first.
         assert {point["seed"] for point in points} >= {1, 2, 3}
         known = {tuple(point[n] for n in points[0]) for point in points}
         if saved := results(name, quick):

@@ -192,7 +192,7 @@ def rows_of(folder: str, naive: Source, file: Source) -> list[int]:
     """
     here = {*naive.tags, *naive.computed, *file.tags, *file.computed}
     theirs = [_tags(folder, naive, function) & here for function in naive.functions]
-    chains: dict[int, list[tuple[int, int]]] = {}  # Longest chain ending in each row.
+    chains: dict[int, list[tuple[int, int]]] = {}  # The longest that ends in each row.
     for index, function in enumerate(file.functions):
         ours = _tags(folder, file, function) & here
         shared = [len(ours & tags) / len(ours | tags or {0}) for tags in theirs]
@@ -279,7 +279,7 @@ def _shown(pages: dict[str, Page]) -> dict[str, tuple[Page, str]]:
 
 
 OPERATIONS = _operations()
-#: The first page that shows each file, and the version it has there, by path.
+#: For each file, by its path: the first page that shows it, and its version there.
 SHOWN = _shown(OPERATIONS)
 ALONE = _alone()
 SHOWN |= _shown(ALONE)

@@ -13,9 +13,9 @@ from literate import DISPLAY, Source, named
 from markdown.extensions.toc import slugify
 from repository import ROOT
 
-#: The paper or folder of an equation number, and the number.
+#: An equation: the paper or folder that numbers it (if known), and the number.
 Number = tuple[str | None, str]
-#: Paths of files and line numbers in them.
+#: Places in files: the path of the file, and the line number.
 Places = list[tuple[str, int]]
 
 

@@ -45,7 +45,7 @@ BETAS = (1, 0.8, 0.5, 0.9, 1, 0.6, 0.8, 1, 0.7, 0.5, 0.9, 1)
 
 
 def chunks() -> dict:
-    """Compute the delta rule step by step, and by (d1) to (d3) for each chunk size."""
+    """Compute the delta rule step by step, and in chunks by equations (d1) to (d3)."""
     angles = _exact([KEYS, QUERIES]).deg2rad()
     k, q = torch.stack([angles.cos(), angles.sin()], dim=-1)
     v, beta = _exact(VALUES), _exact(BETAS)
@@ -175,7 +175,7 @@ def _told(operation: str, steps: list, decay: tuple, n: int) -> dict:
     told |= {"erase": min(erase, 1) * torch.ones_like(k), "write": torch.ones_like(v)}
     told["log_decay"] = columns.log()
     if operation == "gated_rule":
-        told["beta"] = one / n  # This strength averages all tokens.
+        told["beta"] = one / n  # With this strength, W is the mean of all writes.
     if operation == "implicit_delta_rule":
         told["beta"] = 1e9 * one  # The step size beta / (1 + beta) is almost 1.
     if operation == "rwkv7_rule":
@@ -205,7 +205,7 @@ def ten() -> dict:
     return {"keys": [*LADDER_KEYS], "tokens": tokens, "wanted": wanted, "rules": rules}
 
 
-# --- Trained memories, for the figure of capacity ---
+# --- Trained memories, for the capacity figure ---
 
 
 def capacity() -> dict:

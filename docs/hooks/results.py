@@ -56,7 +56,7 @@ def on_page_content(html, page, config, files):
 
 
 def _origin(file: str) -> str:
-    """Return Markdown with the command, machine and date behind a results file."""
+    """Return Markdown with the command, machine and date of a results file."""
     return render("origin.md.jinja", file=file, run=_read(file))
 
 

@@ -113,7 +113,7 @@ class Recaller(LanguageModel):
         for block in self.blocks:
             own = block.mixer
             block.mixer = FastWeightAttention(WIDTH, heads, DPFP(nu=1), own.rule)
-            block.mixer.load_state_dict(own.state_dict())  # Maps have no weights.
+            block.mixer.load_state_dict(own.state_dict())  # DPFP has no weights.
 
     def forward(self, tokens: Tensor) -> Tensor:
         before = F.pad(self.before(tokens[:, :-1]), (0, 0, 1, 0))

@@ -136,7 +136,7 @@ class Claim(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Return the verdict in a few words. Overlapping seeds confirm nothing."""
+        """Return the verdict in a few words. Overlapping seeds decide no claim."""
         if self.holds is None:
             return "not run"
         if not self.trained:

@@ -155,7 +155,7 @@ def as_usual(points: Points) -> Points:
 
 
 def comparisons(points: Points) -> dict[str, Points]:
-    """Group the points of `USUAL` by the setting that changes for all mixers."""
+    """Return the points of the mixers in `USUAL`, by a setting that they share."""
     own = Points(p for p in points if p["map"] == USUAL.get(p["mixer"], ""))
     return {
         "windows of 64": as_usual(own),
@@ -221,7 +221,7 @@ def draw_models(ax, models: Mapping[str, Points]):
 
 
 def draw_savings(ax, points: Points):
-    """Draw the savings of our losses and of the published log perplexities."""
+    """Draw how much of the sum rule's loss the delta rule saves, ours and published."""
     ours = {MAPS[map]: saved(points, map) for map in PUBLISHED}
     theirs = {
         MAPS[map]: [100 * (1 - log(delta) / log(sums))]

@@ -40,7 +40,7 @@ BARE = (
 FEW = ("sum", "delta", "gated-delta", ALONE, ROTARY, CONVOLVED)
 #: Learning rates of all mixers. The README uses the first rate of the full version.
 RATES = {"quick": (1e-3, 4e-3, 1.6e-2), "full": (1e-3, 3e-3, 1e-2, 3e-2)}
-#: Higher rates, for mixers that are best at the highest of these rates.
+#: Higher rates, for mixers whose best rate is the highest rate of `RATES`.
 HIGHER = {"aft-full": 1e-1, "aft-local": 1e-1, "aft-conv": 1e-1}
 #: Learning rate chosen with the first seed, at which two more seeds run, by mixer.
 CHOSEN = {

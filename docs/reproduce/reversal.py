@@ -28,7 +28,7 @@ LOOKS = {
 #: Norms by which features are divided.
 NORMS = ("sum", "l2")
 LENGTHS = (64, 256, 1024, 2048, 4096, 16384)
-#: Error from which a gradient is useless.
+#: Error that makes a gradient useless.
 USELESS = 0.01
 
 

@@ -285,7 +285,7 @@ def new_run(point: Point, mixer: Mixer) -> Run:
 
 
 def train(run: Run) -> Point:
-    """Train a model to the end, and return the results, without a loss if diverged.
+    """Train a model to the end, and return the results; diverged runs have no loss.
 
     - Returns the text's name and the beginning of its hash; sizes; the loss
       on the validation text; and the learning curve.
