@@ -11,7 +11,7 @@ from fwlab.layers import AFTConv, AFTConv2d, AFTFull, AFTLocal, AFTSimple
 
 both = pytest.mark.parametrize("implementation", ["naive", "efficient"])
 
-# --- any finite K + w --------------------------------------------------
+# --- accuracy for any finite K + w -------------------------------------
 
 
 OPS = {
@@ -66,7 +66,7 @@ def test_exact_where_k_plus_w_is_finite(op, key, bias, implementation):
     assert all(g.isfinite().all() for g in gradients)
 
 
-# --- layers: besides the tests of test_layers.py -----------------------
+# --- layers, in addition to the tests of test_layers.py ----------------
 
 
 def changed(layer):

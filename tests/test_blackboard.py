@@ -133,7 +133,7 @@ def variant(choose):
 
 
 def depends(text, W, tokens):
-    """Return True if the gradients of W for all inputs are finite and not 0."""
+    """Return True if W's gradients with respect to all inputs are finite and not 0."""
     inputs = [W, tokens[-1]["k"], tokens[-1]["v"], tokens[-1]["beta"]]
     inputs = [x.requires_grad_() for x in inputs]
     try:

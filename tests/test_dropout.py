@@ -98,7 +98,7 @@ def assert_dropped(x, y, p=DROPOUT):
 
 
 def test_where():
-    """Dropout acts on embeddings, all branches of each block, and inside the MLP."""
+    """Dropout acts on embeddings, on all branches of each block, and inside the MLP."""
     language = dropped(language_model("delta", DROPOUT), tokens(40, 20))
     model = encoder_decoder(layers=1, dropout=DROPOUT)
     translation = dropped(model, tokens(60, 20), tokens(60, 21))

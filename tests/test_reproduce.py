@@ -80,7 +80,7 @@ def test_the_verdict_of_an_experiment():
 
 
 def test_claims_of_points_that_are_missing():
-    """A claim of missing points is "not run", unless other points contradict it."""
+    """A claim that lacks points is "not run", unless other points contradict it."""
     assert order("", [[1.0], []]).verdict == order("", [[], []]).verdict == "not run"
     assert holds("", [], bool).verdict == "not run"
     low, high = [0.1] * 3, [0.8] * 3
@@ -405,7 +405,7 @@ def test_a_tiny_point(name, some, smaller, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_quick_version(name, tmp_path):
-    """The quick version confirms the clear claims of the results on the site.
+    """The quick version gives the claims on the site the same verdicts again.
 
     Claims with overlapping seeds may differ on another machine.
     """

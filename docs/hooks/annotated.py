@@ -304,7 +304,7 @@ def on_files(files, config):
 
 
 def on_page_context(context, page, config, nav):
-    """Colour letters of formulas. KaTeX has written their HTML by now."""
+    """Colour the letters of formulas after KaTeX has written their HTML."""
     uri = page.file.src_uri
     if uri in [page.uri for page in PAGES.values()]:
         other = {letter for part, letter in OTHER.items() if part in uri}

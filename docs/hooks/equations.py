@@ -116,7 +116,7 @@ def sections() -> list[tuple[str, str, str]]:
 
 @cache
 def in_notebooks() -> dict[Number, dict[str, str]]:
-    """Return the notebooks that contain each equation, with the anchor of its section.
+    """Return the notebooks that contain each equation, and the anchors of sections.
 
     Notebooks that state an equation come before notebooks that only name it.
     """

@@ -189,7 +189,7 @@ def _told(operation: str, steps: list, decay: tuple, n: int) -> dict:
 
 
 def ten() -> dict:
-    """Compute memory and reads after each token, for each rule of rules.json."""
+    """Compute memory and reads after each token for every rule of rules.json."""
     keys = _exact([*LADDER_KEYS.values()])
     wanted = ladder()["wanted"]
     rules = json.loads((ROOT / "docs/figures/rules.json").read_text("utf-8"))

@@ -32,7 +32,7 @@ COLUMNS = (
     *("experiment", "claim", "published", "ours: median [min, max]"),
     *("seeds apart", "protocol", "kind", "verdict", "corpora"),
 )
-#: Verdicts in the order of a sorted table.
+#: Verdicts in the order in which the table of claims sorts them.
 VERDICTS = (
     *("reproduced", "holds", "seeds overlap", "one seed", "not trained far enough"),
     *("not", "does not", "not run"),

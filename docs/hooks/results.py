@@ -87,7 +87,7 @@ def _stacks() -> list[dict]:
 
 
 def _best(runs: list[dict], kind: Callable[[dict], str]) -> list[dict]:
-    """Group runs by kind, with the losses of all seeds, the lowest mean loss first."""
+    """Return the losses of all seeds for each kind of run, lowest mean first."""
     kinds: dict[str, list[dict]] = {}
     for run in runs:
         kinds.setdefault(kind(run), []).append(run)
@@ -219,7 +219,7 @@ def _operation(row: dict) -> str:
 
 
 def _naive() -> str:
-    """Draw time and memory of naive relative to efficient forms, at the longest T."""
+    """Draw time and memory of naive forms relative to efficient ones (largest T)."""
     rows: dict[str, dict] = {}
     measured = _versions(BENCH, "efficient", "milliseconds", "peak_mib")
     measured.sort(key=lambda r: (r["shape"]["T"], r["side"].startswith("naive")))

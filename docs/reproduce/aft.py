@@ -529,7 +529,7 @@ def draw(points: Points) -> Figure:
 
 
 def difference(ax: Axes, points: Points) -> None:
-    """Draw bits per pixel minus the transformer's, for our and published results."""
+    """Draw differences from the transformer in bits per pixel, ours and published."""
     zero = plots.medians(points, "mixer", "loss").get(SOFTMAX)
     known, names = PUBLISHED["digits"], [NAMES[name] for name in OF_IMAGES]
     for row, name in enumerate(OF_IMAGES):

@@ -58,7 +58,7 @@ def scaled(share: float, answers: int) -> float:
 
 
 def growing(step: int, budget: int, last: int, first: int = 2) -> int:
-    """Return the sequence length of a training step, which grows during training.
+    """Return the sequence length at a training step; lengths grow during training.
 
     Short sequences help. The length grows from `first` to `last` in half the budget.
     """

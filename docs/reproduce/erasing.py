@@ -296,7 +296,7 @@ def train_text(point: Point, steps: int) -> Point:
 
 
 def returned(windows: Tensor) -> float:
-    """Measure how often a character recurs with another successor than last time.
+    """Measure how often a character recurs with a different successor than last time.
 
     - `windows`: `[count, time]`.
     - Returns a share of all characters that have a successor.

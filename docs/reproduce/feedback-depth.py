@@ -34,7 +34,7 @@ VARIABLES, FIRST = 3, 10
 #: Number of statements of a program in the quick (True) and the full version.
 STATEMENTS = {True: 16, False: 24}
 #: Learning rates of the quick and the full version. All models run at the first rate.
-#: Models of `DEEP` also run at the further rates in the usual number of steps.
+#: Models of `DEEP` also run at the other rates, for the usual number of steps.
 RATES = {True: (2e-3,), False: (1e-3, 5e-4, 2e-3)}
 HEADS = 2
 #: Value of `memory` for a model that sees all earlier tokens.

@@ -147,7 +147,7 @@ def score(model: LanguageModel, batch: Batch) -> float:
 
 
 def claims(points: Points):
-    """Yield the published claims that feedback beats a transformer, at both lengths."""
+    """Yield the published claims that feedback beats a transformer at both lengths."""
     for name, some in points(lr=CHOSEN).by("task").items():
         for at in ("near", "far"):
             yield order(

@@ -21,7 +21,7 @@ TITLE = "Language models that differ only in how they mix tokens"
 SOURCE = "Schlag et al. 2021, Tables 2 and 5; nanoGPT"
 COST = "quick: 7 min of one core; full: 3 hours"
 
-#: A mixer, and the feature map of its keys.
+#: The name of a model: its mixer, and the feature map of its keys.
 Name = tuple[str, str]
 SOFTMAX, ROTARY, XL = ("softmax", ""), ("softmax-rotary", ""), ("transformer-xl", "")
 #: Names of the controls: no memory, and attention after the same convolution.

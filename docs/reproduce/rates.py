@@ -114,14 +114,14 @@ def best(points: Points) -> dict[str, Numbers]:
 
 
 def tried(points: Points) -> Points:
-    """Keep only seeds of a mixer that have run at every rate, to choose its rate."""
+    """Keep the points of seeds that ran at every rate, to choose a mixer's rate."""
     rates = {*points["lr"]} - {*HIGHER.values()}
     groups = points.by("mixer", "seed").values()
     return Points(p for own in groups if {*own["lr"]} >= rates for p in own)
 
 
 def from_the_edge(own: Points) -> int:
-    """Return the number of rates from a mixer's best rate to the nearer end."""
+    """Return how many rates lie beyond a mixer's best rate, on the side with fewer."""
     rates = sorted(own.by("lr"))
     place = rates.index(own.at_best_rate("mixer", by="chosen_by")[0]["lr"])
     return min(place, len(rates) - 1 - place)

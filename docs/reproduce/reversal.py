@@ -50,7 +50,7 @@ def run(point: Point) -> Point:
 
 
 def claims(points: Points):
-    """Yield claims on methods that are exact at any length or useless from 2048 steps.
+    """Yield claims that methods are exact at any length, or useless from 2048 steps on.
 
     The paper gives no errors.
     """
