@@ -364,7 +364,7 @@ class Problem:
         return [torch.cat(y, 1), *parts]
 
     def piece(self, name: str, x: Tensor, a: int, b: int) -> Tensor:
-        """Return steps `a` to `b` of an input, or an input without time unchanged."""
+        """Return steps `a` to `b` of an input, or the whole input if it has no time."""
         if name == "bias":
             return x[a:b, : x.shape[1] - self.c["time"] + b]
         if name == "band":

@@ -53,7 +53,7 @@ def in_torch(text, W, tokens):
 
 
 def worst(cases):
-    """Return the largest difference of JavaScript and PyTorch, or inf on errors."""
+    """Return the largest difference between JavaScript and PyTorch; inf on errors."""
     off = [0.0]
     for case, found in zip(cases, in_page(cases), strict=True):
         if isinstance(found, str) or None in found:

@@ -151,7 +151,7 @@ def test_the_layer_of_kimi_linear():
 @cases
 @torch.no_grad()
 def test_greedy_text(made, case):
-    """Greedy text agrees with transformers in one call, in steps, and padded."""
+    """Greedy text agrees with transformers in one call, in steps, and with padding."""
     theirs, folder = made(case)
     ours, text = load(folder), prompt(1)
     wanted = theirs.generate(text, max_new_tokens=64, do_sample=False)

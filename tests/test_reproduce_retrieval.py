@@ -109,7 +109,7 @@ def test_asking_all_keys_trains_on_each_key_that_occurs(rule, repeat):
 
 
 def test_the_authors_evaluate_groups_of_the_first_keys(monkeypatch):
-    """The loss of the authors averages over groups of the first 200 of 225 keys."""
+    """The authors' loss is an average over groups of the first 200 of 225 keys."""
     model = Retriever(225, 2, "sum", "linear")
 
     def retrieve(keys, values, queries):

@@ -722,7 +722,7 @@ def test_threads(fwlab, monkeypatch):
 
 
 def test_a_hybrid_stack_trains_and_generates(fwlab, tmp_path):
-    """A hybrid stack trains and generates, with the options of its checkpoint."""
+    """A hybrid stack trains, and generates text with the options of its checkpoint."""
     options = "--like kimi --conv 3 --out-norm --out-gate --beta-max 2 --rope 0.5"
     options += " --norm rms --mlp swiglu --layers 3 --mixer delta*2,softmax"
     assert fwlab(*TRAIN, *options.split())[0] == 0

@@ -124,7 +124,7 @@ RUNGS = {
 
 
 def ladder() -> dict:
-    """Compute the memory and the values that its keys read, by rule and token.
+    """Compute the memory and the values that keys read from it, by rule and token.
 
     All rules get the steps of the most general rule, but only the gates they have.
     """
@@ -209,7 +209,7 @@ def ten() -> dict:
 
 
 def capacity() -> dict:
-    """Return median losses by key width, feature map and number of pairs."""
+    """Return median losses of memories by key width, feature map, number of pairs."""
     losses: dict = {}
     for name in ("capacity.quick", "capacity"):
         path = ROOT / "docs" / "reproduce" / f"{name}.json"

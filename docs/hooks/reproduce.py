@@ -71,7 +71,7 @@ class Row(NamedTuple):
 
     @property
     def protocol(self) -> str:
-        """Return the difference to the published protocol, or "–" for our claims."""
+        """Return the difference from the published protocol, or "–" for our claims."""
         return self.claim.protocol or "the same" if self.claim.published else "–"
 
 

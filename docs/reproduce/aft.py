@@ -269,7 +269,7 @@ def text(T: int) -> Data:
 
 
 def build(mixer: str, symbols: int, T: int, d_model: int, layers: int) -> LanguageModel:
-    """Build a language model with one kind of layer, at an equal number of parameters.
+    """Build a language model with one kind of layer, as large as with other layers.
 
     Layers with fewer biases have wider MLPs. All models have learned
     positions, as in the paper, except `WITHOUT_POSITIONS`, and the

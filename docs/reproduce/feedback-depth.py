@@ -114,7 +114,7 @@ def reader(mix: Mixer | str, point: Point) -> LanguageModel:
 
 
 def mixer(model: str, memory: int) -> Mixer:
-    """Return a mixer for a `LanguageModel` whose memory has a limited length.
+    """Return a mixer with a memory of limited length, for a `LanguageModel`.
 
     - `model`: "feedback" or "transformer".
     - `memory`: tokens per block; a token sees its own block and the one

@@ -1,4 +1,4 @@
-"""Measure associative recall in the smallest setting of Zoology, and its forgetting.
+"""Measure recall in Zoology's smallest setting, also after keys get new values.
 
 Arora et al. 2023, and the generators of their repository: pairs of a key and a
 value, in the second task every key once more with a new value, then a query for

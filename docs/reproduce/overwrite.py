@@ -118,7 +118,7 @@ def claims(points: Points):
 
 
 def gap(points: Points, ask: str) -> Claim:
-    """Return a claim that delta has a lower loss than sum at every common size."""
+    """Return a claim that delta's loss is below sum's at every size that both have."""
     low, high = (by_size(s.of(points)) for s in (DPFP_1, SUM))
     sizes = [S for S in low if S in high]
     theirs = [

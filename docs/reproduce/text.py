@@ -180,7 +180,7 @@ def points(quick: bool, settings: Iterable[Point]) -> list[Point]:
 
 
 def config(point: Point, mixer: Mixer) -> Config:
-    """Return a run's config, with a model as large as that with softmax attention.
+    """Return a run's config; its model is as large as one with softmax attention.
 
     - `point`: may have `block`, the characters per window (default 64; characters per
       optimiser step do not change), and `carry`, as in `Config`.

@@ -1,4 +1,4 @@
-"""Save the first state of each figure, for readers without scripts, and print.
+"""Save the first state of each figure, for readers without scripts and for print.
 
     python docs/tools/keep_figures.py SITE
 
