@@ -18,7 +18,7 @@ def random(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
 
 
 def drawn_mask(*shape: int, share: float = 0.6, seed: int = 0) -> Tensor:
-    """Draw a Boolean mask that is True at about a fraction `share` of the steps."""
+    """Draw a Boolean mask in which about a fraction `share` of the steps is True."""
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < share
 
 

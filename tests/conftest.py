@@ -21,7 +21,7 @@ def seed():
 
 
 def pytest_collection_finish():
-    """Exclude all objects that exist after collection from garbage collection."""
+    """Exclude all objects that exist after test collection from garbage collection."""
     gc.collect()
     gc.freeze()
 

@@ -158,7 +158,7 @@ class Problem:
         for name, heads in (("q", (H * c["group"],)), ("k", (*several, H))):
             x[name] = self.normal(*steps, *heads, K)
             x[name] /= x[name].norm(dim=-1, keepdim=True) / c["size"]
-            if c["normalize"]:  # A sum of both signs may be close to 0.
+            if c["normalize"]:  # With numbers of both signs, a sum may be close to 0.
                 x[name] = x[name].abs() + 0.05
             if c["edges"]:
                 x[name][self.uniform(*steps, *heads) < 0.2] = 0
@@ -175,7 +175,7 @@ class Problem:
                 shape, edges = x[name].shape, torch.tensor(edges).double()
                 value = edges[torch.randint(len(edges), shape, generator=self.g)]
                 x[name] = torch.where(self.uniform(*shape) < 0.3, value, x[name])
-        if c["op"] == "rwkv7_rule":  # The paper erases a part of the value of a key.
+        if c["op"] == "rwkv7_rule":  # As in the paper, erase a part of a key's value.
             x |= {"a": -x["k"], "b": x["k"] * x["b"]}
         state = [self.normal(B, H, V, K), self.uniform(B, H, K) + 0.1]
         return x, [part * c["state"] for part in state[: 1 + c["normalize"]]]
@@ -364,7 +364,7 @@ class Problem:
         return [torch.cat(y, 1), *parts]
 
     def piece(self, name: str, x: Tensor, a: int, b: int) -> Tensor:
-        """Return steps `a` to `b` of an input, or an input without time unchanged."""
+        """Return steps `a` to `b` of an input, or the whole input if it has no time."""
         if name == "bias":
             return x[a:b, : x.shape[1] - self.c["time"] + b]
         if name == "band":
@@ -578,7 +578,7 @@ def draw(seed: str, implementation: str | None = None, device: str = "cpu") -> C
         none = ["batch", "value", "key", *["heads"] * ("conv" not in op)]
         c[r.choice(none)] = 0
     elif op in RULES and c["time"] < 50 and r.random() < 0.05:
-        c["key"] = r.choice([40, 130, 256])  # DPFP produces features this wide.
+        c["key"] = r.choice([40, 130, 256])  # DPFP features can have such widths.
     sizes = [1, 2, 3, 5, 20] if op != "aft_conv2d" else [1, 2, 3]
     c["window"] = r.choice(sizes)
     c["size"] = r.choice([1.0, 1.0, 0.1, 1.3])

@@ -25,7 +25,7 @@ class Launch(NamedTuple):
 
 @contextmanager
 def recording(capability: tuple[int, int]) -> Iterator[list[Launch]]:
-    """Record the launches for a GPU of this compute capability in a list."""
+    """Record in a list the launches for a GPU of the given compute capability."""
     launches: list[Launch] = []
 
     def launch(kernel, grid, *arguments, warps, stages=1, **constants):

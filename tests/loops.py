@@ -64,7 +64,7 @@ def fast_weights(c: Case, x: Named, state: Parts) -> Any:
         if op == "gated_rule":  # Eq. 52
             W, z = W * (1 - b)[..., None], z * (1 - b)
             new, more = b * new, b * more
-        elif op == "rwkv7_rule":  # W (diag(d) + a b'), then as in the sum rule
+        elif op == "rwkv7_rule":  # W (diag(d) + a b'), then add as in the sum rule
             moved = (before * x["a"][t][:, None]).sum(-1)
             W = W + moved[..., None] * x["b"][t][:, None]
         elif op == "gated_delta_rule_2":
@@ -132,7 +132,7 @@ def softmax_attention(c: Case, x: Named, state: Parts, real: Tensor) -> Any:
 
 
 def bias_of(c: Case, x: Named, t: int, place: int | None) -> Tensor | float:
-    """Return the bias of query t for the key at `place`; None is before all windows."""
+    """Return the bias of query t for a key; `place` is None if no window reaches it."""
     op, s = c["op"], c["window"]
     if op == "aft_simple" or place is None:
         return 0.0

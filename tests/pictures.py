@@ -70,7 +70,7 @@ def compare_outputs(cell, new, stored):
 
 
 def difference(fresh, stored, labels_only=False):
-    """Return a description of the first difference of two pictures, or None."""
+    """Return a description of the first difference between two pictures, or None."""
     pair = [labels(svg) if labels_only else marks(svg) for svg in (fresh, stored)]
     for new, old in zip_longest(*pair, fillvalue=("nothing", [])):
         if new[0] != old[0] or len(new[1]) != len(old[1]):

@@ -51,7 +51,7 @@ FAMILIES = {
 
 
 def tiny(family, noise=0.0, **changes):
-    """Return a tiny random model; `noise` perturbs its weights, also of its norms."""
+    """Return a tiny random model; `noise` perturbs all weights, also those of norms."""
     model, config, sizes = FAMILIES[family]
     torch.manual_seed(0)
     made = getattr(transformers, model)(

@@ -119,7 +119,7 @@ def small(mixer):
 
 
 def same(model, merged):
-    """Assert that two models agree on a text in one call, in steps, and padded."""
+    """Assert that two models agree on a text in one call, in steps and with padding."""
     whole = merged(TEXT)
     skips = all(getattr(block, "skips", False) for block in model.blocks)
     keep = torch.ones_like(TEXT, dtype=torch.bool)
@@ -199,7 +199,7 @@ def test_other_models_call_their_layers():
 
 @pytest.mark.parametrize("weight", [torch.zeros(8, 8, dtype=torch.int8), "packed"])
 def test_weights_that_are_no_numbers(weight):
-    """A projection whose weights are not floating-point accepts float32 inputs."""
+    """A projection with int8 weights or packed weights accepts float32 inputs."""
     layer = SoftmaxAttention(8, 2)
     x = torch.randn(1, 4, 8)
     wanted = layer(x)

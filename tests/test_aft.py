@@ -11,7 +11,7 @@ from fwlab.layers import AFTConv, AFTConv2d, AFTFull, AFTLocal, AFTSimple
 
 both = pytest.mark.parametrize("implementation", ["naive", "efficient"])
 
-# --- any finite K + w --------------------------------------------------
+# --- accuracy for any finite K + w -------------------------------------
 
 
 OPS = {
@@ -52,7 +52,7 @@ def edge(op, key, bias):
 )
 @both
 def test_exact_where_k_plus_w_is_finite(op, key, bias, implementation):
-    """Outputs of AFT are exact, and gradients finite, up to the largest float32.
+    """AFT has exact outputs and finite gradients as long as k + w is finite.
 
     In the logarithm of a sum that large, rounding leaves only the largest key, so
     gradients may treat equal keys as one.
@@ -66,7 +66,7 @@ def test_exact_where_k_plus_w_is_finite(op, key, bias, implementation):
     assert all(g.isfinite().all() for g in gradients)
 
 
-# --- layers: besides the tests of test_layers.py -----------------------
+# --- layers, in addition to the tests of test_layers.py ----------------
 
 
 def changed(layer):
@@ -105,7 +105,7 @@ def test_factors_are_the_bias(kind, causal):
 
 @pytest.mark.parametrize("shared_key", [False, True])
 def test_a7_conv_starts_as_simple(shared_key):
-    """AFT-conv is initially AFT-simple, and only gamma and beta have gradients."""
+    """AFT-conv initially equals AFT-simple, and only gamma and beta have gradients."""
     torch.manual_seed(0)
     conv = AFTConv(12, 3, window=5, shared_key=shared_key).double()
     x = torch.randn(2, 20, 12, dtype=torch.float64)

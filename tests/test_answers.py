@@ -34,7 +34,7 @@ DIRECTIONS = F.normalize(torch.randn(48, 8, generator=torch.Generator().manual_s
 
 
 def exponents(x, R):
-    """Return the exponents of FAVOR+ features in another order than the solution."""
+    """Return exponents of FAVOR+ features in a different order from the solution."""
     along = x @ R.mT
     return torch.stack([along, -along], -1).flatten(-2) - x.square().sum(-1, True) / 2
 

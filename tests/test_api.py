@@ -204,7 +204,7 @@ def test_every_parameter_is_documented():
 def says_what_is_returned(p: Public) -> bool:
     annotation = inspect.signature(p.value).return_annotation
     if p.owner and isinstance(inspect.getattr_static(p.owner, p.last), property):
-        return annotation is not inspect.Signature.empty  # The docstring suffices.
+        return annotation is not inspect.Signature.empty  # It needs no "Returns" line.
     if annotation is inspect.Signature.empty:
         return False
     return annotation is None or bool(re.search(r"\bReturns\b", doc_of(p)))
@@ -286,7 +286,7 @@ def test_examples_run(name):
 
 @pytest.mark.parametrize("module", MODULES[1:5])
 def test_examples_of_a_module_run(module):
-    """Every docstring of a function or class of a module has an example that runs."""
+    """The docstring of each function and class in a module has an example that runs."""
     loaded = importlib.import_module(module)
     names = {name: getattr(loaded, name) for name in names_of(module)}
     for name, value in names.items():

@@ -53,7 +53,7 @@ def in_torch(text, W, tokens):
 
 
 def worst(cases):
-    """Return the largest difference of JavaScript and PyTorch, or inf on errors."""
+    """Return the largest difference between JavaScript and PyTorch; inf on errors."""
     off = [0.0]
     for case, found in zip(cases, in_page(cases), strict=True):
         if isinstance(found, str) or None in found:
@@ -133,7 +133,7 @@ def variant(choose):
 
 
 def depends(text, W, tokens):
-    """Return True if the gradients of W for all inputs are finite and not 0."""
+    """Return True if W's gradients with respect to all inputs are finite and not 0."""
     inputs = [W, tokens[-1]["k"], tokens[-1]["v"], tokens[-1]["beta"]]
     inputs = [x.requires_grad_() for x in inputs]
     try:

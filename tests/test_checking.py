@@ -40,7 +40,7 @@ def delta_step_of_one_memory(W, k, v, beta):
 
 
 def gradient_step_too_far(W, k, v, beta):
-    error = v - held(W, k)  # In the solution, the sign differs.
+    error = v - held(W, k)  # The solution has the opposite sign.
     return W + beta[..., None, None] * outer(2 * error, k) * 1.1
 
 
@@ -94,7 +94,7 @@ no_gradient = torch.no_grad()(EXERCISES["delta_step"].reference)
             *("favor", lambda q, k, R: (3 * favor(q, k, R)[0], favor(q, k, R)[1] ** 2)),
             *("numbers differ", "yours is"),
         ),
-        # A right variable is not reported, although its sign differs.
+        # A variable is not reported if only its sign differs from the solution's.
         ("gradient_step", gradient_step_too_far, "yours is", "There error"),
         # A misconception is named even if the answer raises, or has another mistake.
         (
@@ -233,7 +233,7 @@ def test_show(capsys):
         figure = show(exercise.reference, name)
         titles = {ax.get_title() for ax in figure.axes}
         assert titles == {"yours", "target", "difference"}
-    for name in ("write", "favor"):  # These compare all or a part of a result.
+    for name in ("write", "favor"):  # One compares a whole result, the other a part.
         assert show(lambda *inputs: None, name) is None
         assert show(lambda *inputs: torch.zeros(7, 7), name) is None
         assert show(lambda *inputs: 1 / 0, name) is None

@@ -151,7 +151,7 @@ def test_the_layer_of_kimi_linear():
 @cases
 @torch.no_grad()
 def test_greedy_text(made, case):
-    """Greedy text agrees with transformers in one call, in steps, and padded."""
+    """Greedy text agrees with transformers in one call, in steps, and with padding."""
     theirs, folder = made(case)
     ours, text = load(folder), prompt(1)
     wanted = theirs.generate(text, max_new_tokens=64, do_sample=False)
@@ -207,7 +207,7 @@ def fla_weights(config):
             add(f"{at}attn.a_proj.weight", heads, width)
             add(f"{at}attn.A_log", heads)
             add(f"{at}attn.dt_bias", heads)
-            add(f"{at}attn.D", heads)  # Old checkpoints have an unused D.
+            add(f"{at}attn.D", heads)  # Old checkpoints have this unused weight.
     add("model.norm.weight", width, mean=1)
     add("lm_head.weight", VOCABULARY, width)
     return weights

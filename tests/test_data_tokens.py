@@ -120,7 +120,7 @@ def test_token_file(size, tmp_path, monkeypatch):
     assert [p.name for p in path.parent.iterdir()] == ["words.tokens"]
     kept = token_file(TEXT, words, None)
     same(kept, tokens, borders)
-    # The second call reads the file.
+    # The next call reads the file instead of encoding the text.
     monkeypatch.setattr(Words, "encode", None)
     before = path.read_bytes()
     again = token_file(TEXT, words, str(path))

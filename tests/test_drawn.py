@@ -67,7 +67,7 @@ def test_every_rule_has_a_card():
         column = torch.tensor([[rome, 0, 0], [0, 0, 0], [oslo, 0, 0]]).double()
         column[1] = lima * bob
         torch.testing.assert_close(left[name], column)
-    # This decay per channel does not decay the last channel.
+    # Here, the decay per channel leaves the last channel unchanged.
     kimi, gated = left["kimi_delta_rule"], left["gated_delta_rule"]
     assert torch.equal(kimi[:, :2], gated[:, :2]) and kimi[1, 2] > gated[1, 2]
     two, rwkv7 = left["gated_delta_rule_2"], left["rwkv7_rule"]

@@ -98,7 +98,7 @@ def assert_dropped(x, y, p=DROPOUT):
 
 
 def test_where():
-    """Dropout acts on embeddings, all branches of each block, and inside the MLP."""
+    """Dropout acts on embeddings, on all branches of each block, and inside the MLP."""
     language = dropped(language_model("delta", DROPOUT), tokens(40, 20))
     model = encoder_decoder(layers=1, dropout=DROPOUT)
     translation = dropped(model, tokens(60, 20), tokens(60, 21))
@@ -159,7 +159,7 @@ def test_naive_and_efficient_drop_the_same(mixer):
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("masked", [False, True])
 def test_attention_with_dropout_is_the_same_function(kv_heads, masked):
-    """A tiny dropout rate does not change attention, with mask, state and groups."""
+    """A tiny dropout rate leaves attention with mask, state and groups unchanged."""
     q, k, v = random(2, 9, 4, 3), random(2, 9, kv_heads, 3), random(2, 9, kv_heads, 5)
     mask = drawn_mask(2, 9, seed=1) if masked else None
     for scale in (None, 0.3):

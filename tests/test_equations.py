@@ -36,7 +36,7 @@ FILES = [
 def words(path: str) -> str:
     """Return the prose of a file: comments and docstrings, or text without code."""
     text = (ROOT / path).read_text("utf-8")
-    if path.endswith(".js"):  # Attributes of SVG look like numbers.
+    if path.endswith(".js"):  # Attributes of SVG look like equation numbers.
         return re.sub(r"\b[xy]\d\b", "", text)
     if path.endswith((".md", ".toml", ".html")):
         return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)

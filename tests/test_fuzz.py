@@ -47,7 +47,7 @@ def test_small_mistakes_are_found():
 @pytest.mark.parametrize("op", ["sum_rule", "gated_rule", "gated_delta_rule"])
 @pytest.mark.parametrize("implementation", ["chunked", "efficient"])
 def test_forms_agree_on_what_has_faded(op, implementation):
-    """All implementations agree on means of values that decayed by more than e^-80."""
+    """All implementations agree on means of values that decayed to less than e^-80."""
     g = torch.Generator().manual_seed(0)
     q, k, v = (torch.rand(2, 70, 2, 3, generator=g) + 0.1 for _ in "qkv")
     beta, choice = torch.rand(2, 2, 70, 2, generator=g)

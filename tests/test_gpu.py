@@ -206,7 +206,7 @@ def ptxas(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("version", ["12.8", "13.0", "13.1", "13.3", "14.0"])
 def test_a_wrong_ptxas_is_refused_on_hopper(ptxas, version):
-    """On Hopper, a ptxas with errors is refused; the message names a right version."""
+    """On Hopper, a faulty ptxas is refused; the message names a suitable version."""
     ptxas(version)
     reason = _triton.untrusted(HOPPER)
     assert _triton.untrusted(AMPERE) is None

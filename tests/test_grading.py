@@ -46,7 +46,7 @@ def test_notebooks_for_students(handouts, tmp_path):
         for name in names:
             assert EXERCISES[name].task in text and f"def {name}(" in text
         assert asked([s for s in sources if "check(" in s]) == names
-        del content["metadata"]["fwlab"]  # A teacher's own handout lacks this.
+        del content["metadata"]["fwlab"]  # A teacher's own handout has no such entry.
         own = tmp_path / path.name
         own.write_text(json.dumps(content), "utf-8")
         assert exercises_of(own) == names

@@ -40,7 +40,7 @@ def trained_biases(layer):
 
 #: Options of `FastWeightAttention(12, 4)`, and all options at once.
 #: DPFP is left out, because its features of keys of width 3 may be 0.
-#: Near 0, sum-normalised features, and results in half precision, are discontinuous.
+#: Close to 0, sum-normalised features and half-precision results change abruptly.
 OPTIONS = {
     "one-memory": {"kv_heads": 1},
     "expand_v": {"expand_v": 5 / 3},

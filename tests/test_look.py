@@ -34,7 +34,7 @@ def model(mixer, layers=1, **options):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("more", [False, True])
 def test_every_rule(rule, more):
-    """`look` agrees with final states of a layer, with and without a write."""
+    """`look` agrees with a layer's final states, computed with and without a write."""
     options, heads = {}, 4 if more else 2
     if more:
         normalize = RULES[rule].normalize is not None

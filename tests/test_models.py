@@ -43,7 +43,7 @@ def tokens(*shape):
 
 
 def test_a_mixer_of_a_readers_own():
-    """A user's own mixer gets all arguments by position, so that names are free."""
+    """A user's own mixer gets its arguments by position, so it may name them freely."""
 
     class Mean(torch.nn.Module):
         def forward(self, x, *rest):

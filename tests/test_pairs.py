@@ -25,7 +25,7 @@ def test_scores_of_what_is_known():
 
 
 def test_random_features_are_those_that_layers_use():
-    """The row of FAVOR+ uses the features of layers, with a seed of median error."""
+    """`MEMORIES` has FAVOR+ with the features of layers, and a seed of median error."""
     stable = FAVOR(8, 64, seed=1).double()
 
     def scaled(x):

@@ -54,7 +54,7 @@ def test_labels_are_what_python_prints(variables):
 
 @pytest.mark.parametrize(("variables", "assigned"), [(3, 2.8), (5, 4.5)])
 def test_statistics(variables, assigned):
-    """Mean counts of statements agree with 2000 programs of another implementation."""
+    """Mean statement counts agree with 2000 programs of another implementation."""
     rng = random.Random(0)
     made = [program(100, variables, rng) for _ in range(150)]
     kinds = dict.fromkeys(("=", "++", "--", "if", "print"), 0)
@@ -106,7 +106,7 @@ def test_guesses():
     assert said(labels) == [3, 4, 4]
     assert guesses == {
         "most frequent value": [],
-        "last print": [3, 4],  # The first print has no guess.
+        "last print": [3, 4],  # The first print has no print before it.
         "skip every if": [3, 4, 4],
         "every if is true": [3, 4, 3],
     }

@@ -31,7 +31,7 @@ def alone(monkeypatch):
 
 @pytest.fixture
 def said(capsys):
-    """Return a helper that calls a function and returns the printed text in a line."""
+    """Return a helper that calls a function and returns its output as one line."""
 
     def said(function, *given, **named):
         capsys.readouterr()

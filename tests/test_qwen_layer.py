@@ -27,7 +27,7 @@ def test_transformers_returns_it_again():
 
 
 def test_a_small_qwen_is_a_checkpoint(monkeypatch):
-    """`as_published` compares logits of a small Qwen with `fwlab.models.load`."""
+    """`as_published` compares a small Qwen's logits with those of `models.load`."""
     load, seen = fwlab.models.load, []
 
     def spy(*given):

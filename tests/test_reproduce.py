@@ -80,7 +80,7 @@ def test_the_verdict_of_an_experiment():
 
 
 def test_claims_of_points_that_are_missing():
-    """A claim of missing points is "not run", unless other points contradict it."""
+    """A claim that lacks points is "not run", unless other points contradict it."""
     assert order("", [[1.0], []]).verdict == order("", [[], []]).verdict == "not run"
     assert holds("", [], bool).verdict == "not run"
     low, high = [0.1] * 3, [0.8] * 3
@@ -284,7 +284,7 @@ def test_every_grid(name):
             assert point.keys() == points[0].keys()
             assert all(isinstance(v, int | float | str) for v in point.values())
         sizes = [point.get("S", 0) for point in points]
-        assert all(a <= b for a, b in pairwise(sizes))  # Small S come first.
+        assert all(a <= b for a, b in pairwise(sizes))  # Small numbers S come first.
         assert {point["seed"] for point in points} >= {1, 2, 3}
         known = {tuple(point[n] for n in points[0]) for point in points}
         if saved := results(name, quick):
@@ -405,7 +405,7 @@ def test_a_tiny_point(name, some, smaller, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_quick_version(name, tmp_path):
-    """The quick version confirms the clear claims of the results on the site.
+    """The quick version gives the claims on the site the same verdicts again.
 
     Claims with overlapping seeds may differ on another machine.
     """

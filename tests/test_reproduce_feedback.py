@@ -35,8 +35,8 @@ def test_a_layer_sees_its_own_block_and_the_one_before(model):
     before = {(i, t) for t in range(12) for i in range(t + 1)}
     near = {(i, t) for i, t in before if t // 3 - i // 3 <= 1}
     if model == "feedback":
-        assert reached(layer) == before  # Memories contain earlier steps.
-        layer.merge.data[1:] = -1000  # Now memories are embeddings.
+        assert reached(layer) == before  # Memories depend on all earlier steps.
+        layer.merge.data[1:] = -1000  # Now each memory is only an embedding.
     assert reached(layer) == near
 
 

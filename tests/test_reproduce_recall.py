@@ -123,7 +123,7 @@ def test_compositions_are_products_of_matrices():
 
 
 def test_an_update_with_beta_2_swaps_two_items():
-    """Weights by hand with beta = 2 and three updates per token make no error."""
+    """Weights set by hand, with beta = 2 and three updates per token, make no error."""
     point = {"task": "compose", "weights": "by hand", "limit": 2, "seed": 1}
     found = tracking.run(point | {"items": 4, "steps": 3})
     assert found["near"] == found["far"] == 1

@@ -18,7 +18,7 @@ from fwlab.data.retrieval import loss, retrieval
 from fwlab.models import retriever
 from fwlab.models.retriever import Retriever, feature_map
 
-# --- `capacity`, `overwrite`, `favor-underflow`: their task and model
+# --- The task and model of `capacity`, `overwrite` and `favor-underflow` ---
 
 
 @pytest.mark.parametrize("repeat", [False, True])
@@ -89,7 +89,7 @@ def test_fast_weight_memory_is_a_delta_rule_while_its_norm_is_small():
 
 def test_sizes_of_the_model_are_those_of_the_paper():
     model = Retriever(20, 64, "delta", "dpfp-1")
-    assert model.to_k.weight.shape == (64, 44 + 20)  # 44 = int(1.1 * 2 * 20)
+    assert model.to_k.weight.shape == (64, 44 + 20)  # The widths of a key and a value.
     assert model.to_k.weight.abs().max() <= 1 / 8
     widths = {"linear": 64, "dpfp-3": 384, "favor-512": 1024, "tanh": 64}
     assert {name: retriever.d_dot(name, 64) for name in widths} == widths
@@ -109,7 +109,7 @@ def test_asking_all_keys_trains_on_each_key_that_occurs(rule, repeat):
 
 
 def test_the_authors_evaluate_groups_of_the_first_keys(monkeypatch):
-    """The loss of the authors averages over groups of the first 200 of 225 keys."""
+    """The authors' loss is an average over groups of the first 200 of 225 keys."""
     model = Retriever(225, 2, "sum", "linear")
 
     def retrieve(keys, values, queries):
@@ -128,7 +128,7 @@ def test_the_authors_evaluate_groups_of_the_first_keys(monkeypatch):
         (0.0, [0.5 - 1e-5 * i for i in range(30)], 30, "budget"),  # Each loss improves.
         (0.0, [0.4] * 30, 12, "no progress"),  # 11 losses do not improve.
         (0.002, [0.5 - 1e-5 * i for i in range(30)], 6, "no progress"),
-        (0.002, [0.5 - 5e-4 * i for i in range(30)], 30, "budget"),  # Gains suffice.
+        (0.002, [0.5 - 5e-4 * i for i in range(30)], 30, "budget"),  # Losses fall fast.
         (0.002, [0.4, 0.3, 0.1, 0.0009], 4, "solved"),
         (0.0, [0.4, 0.3, float("nan")], 3, "diverged"),
     ],
@@ -198,7 +198,7 @@ def test_each_direction_is_what_its_name_says():
     unit = centred / centred.norm(dim=-1, keepdim=True)
     assert torch.allclose(direction(erasing.CENTRED, 0.3), unit * lengths)
     layer = Erasing(8, 2, 4, "ELU + 1", erasing.CENTRED).double()
-    layer.direction(torch.cat([k, torch.zeros_like(k)], 2))  # Zeros write nothing.
+    layer.direction(torch.cat([k, torch.zeros_like(k)], 2))  # Keys of 0 write nothing.
     assert torch.allclose(layer.mean[:, 0], k.mean((0, 2)))
 
 

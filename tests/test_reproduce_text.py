@@ -85,7 +85,7 @@ def test_memory_is_cut_at_evaluation():
 
 @pytest.mark.parametrize("lr", [0.0, 0.1])
 def test_a_state_is_stale_if_weights_have_changed(lr, monkeypatch):
-    monkeypatch.setattr(state_size, "AHEAD", 16)  # The carried memory is longer.
+    monkeypatch.setattr(state_size, "AHEAD", 16)  # The carried memory has more tokens.
     run = small(lr=lr, min_lr=lr, steps=5, carry=True)
     text.train(run)
     found = state_size.by_state(run)

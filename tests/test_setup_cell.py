@@ -92,7 +92,7 @@ class Machine:
         kept = {k: v for k, v in os.environ.items() if k in ("PATH", "OMP_NUM_THREADS")}
         kept |= {"HOME": str(self.home), "PIP_NO_INDEX": "1"}
         kept |= {"https_proxy": "http://127.0.0.1:9"}
-        # For pip, "0" sets an option of this kind.
+        # For the next two options, pip reads "0" as "do not do it".
         # Build isolation would download setuptools again; the other steps take time.
         kept |= {"PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_WARN_CONFLICTS": "0"}
         kept |= {"PIP_NO_COMPILE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}

@@ -119,7 +119,7 @@ def test_carried_windows_follow_one_another():
 @pytest.mark.parametrize("mixer", ["delta", "transformer-xl"])
 def test_carried_validation_is_that_of_one_long_sequence(mixer):
     run = Trainer(config(mixer=mixer, carry=True), TEXT * 8)
-    assert len(run.val_tokens) > 1500  # This exceeds a segment of evaluation.
+    assert len(run.val_tokens) > 1500  # Evaluation takes more than one segment.
     for run.eval_rows in (1, 2):
         rows = batches.in_rows(run.val_tokens, run.eval_rows)
         logits = run.model(rows[:, :-1])
@@ -431,7 +431,7 @@ def test_a_damaged_checkpoint(trained, damage, message):
 def test_resume_refuses_another_text(trained):
     _, path = trained
     with pytest.raises(CheckpointError, match="trained on another text"):
-        Trainer(SMALL, TEXT[::-1], resume=load(path))  # The alphabet is the same.
+        Trainer(SMALL, TEXT[::-1], resume=load(path))  # Its characters are the same.
     # The same text with another name continues the run.
     assert Trainer(config(corpus="moved.txt"), TEXT, resume=load(path)).step == 12
 
@@ -722,7 +722,7 @@ def test_threads(fwlab, monkeypatch):
 
 
 def test_a_hybrid_stack_trains_and_generates(fwlab, tmp_path):
-    """A hybrid stack trains and generates, with the options of its checkpoint."""
+    """A hybrid stack trains, and generates text with the options of its checkpoint."""
     options = "--like kimi --conv 3 --out-norm --out-gate --beta-max 2 --rope 0.5"
     options += " --norm rms --mlp swiglu --layers 3 --mixer delta*2,softmax"
     assert fwlab(*TRAIN, *options.split())[0] == 0

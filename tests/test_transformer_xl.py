@@ -133,7 +133,7 @@ def test_states_that_do_not_fit(state, message):
     model, x = make(5, 4)
     refuses(lambda: model.prefill(x, state), message)
     refuses(lambda: model.step(x[:, 0], state), message)
-    model.prefill(x, [(PART, PART, MASK)] * 2)  # This state fits.
+    model.prefill(x, [(PART, PART, MASK)] * 2)  # This state has the expected shapes.
 
 
 def test_sinusoids():

@@ -192,7 +192,7 @@ def rows_of(folder: str, naive: Source, file: Source) -> list[int]:
     """
     here = {*naive.tags, *naive.computed, *file.tags, *file.computed}
     theirs = [_tags(folder, naive, function) & here for function in naive.functions]
-    chains: dict[int, list[tuple[int, int]]] = {}  # Longest chain ending in each row.
+    chains: dict[int, list[tuple[int, int]]] = {}  # The longest that ends in each row.
     for index, function in enumerate(file.functions):
         ours = _tags(folder, file, function) & here
         shared = [len(ours & tags) / len(ours | tags or {0}) for tags in theirs]
@@ -279,7 +279,7 @@ def _shown(pages: dict[str, Page]) -> dict[str, tuple[Page, str]]:
 
 
 OPERATIONS = _operations()
-#: The first page that shows each file, and the version it has there, by path.
+#: For each file, by its path: the first page that shows it, and its version there.
 SHOWN = _shown(OPERATIONS)
 ALONE = _alone()
 SHOWN |= _shown(ALONE)
@@ -304,7 +304,7 @@ def on_files(files, config):
 
 
 def on_page_context(context, page, config, nav):
-    """Colour letters of formulas. KaTeX has written their HTML by now."""
+    """Colour the letters of formulas after KaTeX has written their HTML."""
     uri = page.file.src_uri
     if uri in [page.uri for page in PAGES.values()]:
         other = {letter for part, letter in OTHER.items() if part in uri}

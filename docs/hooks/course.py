@@ -200,7 +200,7 @@ def _exercises() -> str:
     return render("course/exercises.md.jinja", exercises=found)
 
 
-#: Functions that return the Markdown for each mark in a page.
+#: Functions that return the Markdown that replaces each of these HTML comments.
 MADE = {
     "<!-- course: ways -->": lambda: render("course/ways.md.jinja", ways=_ways()),
     "<!-- course: class -->": lambda: render("course/class.md.jinja", course=_course()),

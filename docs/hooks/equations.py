@@ -13,9 +13,9 @@ from literate import DISPLAY, Source, named
 from markdown.extensions.toc import slugify
 from repository import ROOT
 
-#: The paper or folder of an equation number, and the number.
+#: An equation: the paper or folder that numbers it (if known), and the number.
 Number = tuple[str | None, str]
-#: Paths of files and line numbers in them.
+#: Places in files: the path of the file, and the line number.
 Places = list[tuple[str, int]]
 
 
@@ -116,7 +116,7 @@ def sections() -> list[tuple[str, str, str]]:
 
 @cache
 def in_notebooks() -> dict[Number, dict[str, str]]:
-    """Return the notebooks that contain each equation, with the anchor of its section.
+    """Return the notebooks that contain each equation, and the anchors of sections.
 
     Notebooks that state an equation come before notebooks that only name it.
     """

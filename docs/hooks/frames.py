@@ -45,7 +45,7 @@ BETAS = (1, 0.8, 0.5, 0.9, 1, 0.6, 0.8, 1, 0.7, 0.5, 0.9, 1)
 
 
 def chunks() -> dict:
-    """Compute the delta rule step by step, and by (d1) to (d3) for each chunk size."""
+    """Compute the delta rule step by step, and in chunks by equations (d1) to (d3)."""
     angles = _exact([KEYS, QUERIES]).deg2rad()
     k, q = torch.stack([angles.cos(), angles.sin()], dim=-1)
     v, beta = _exact(VALUES), _exact(BETAS)
@@ -124,7 +124,7 @@ RUNGS = {
 
 
 def ladder() -> dict:
-    """Compute the memory and the values that its keys read, by rule and token.
+    """Compute the memory and the values that keys read from it, by rule and token.
 
     All rules get the steps of the most general rule, but only the gates they have.
     """
@@ -175,7 +175,7 @@ def _told(operation: str, steps: list, decay: tuple, n: int) -> dict:
     told |= {"erase": min(erase, 1) * torch.ones_like(k), "write": torch.ones_like(v)}
     told["log_decay"] = columns.log()
     if operation == "gated_rule":
-        told["beta"] = one / n  # This strength averages all tokens.
+        told["beta"] = one / n  # With this strength, W is the mean of all writes.
     if operation == "implicit_delta_rule":
         told["beta"] = 1e9 * one  # The step size beta / (1 + beta) is almost 1.
     if operation == "rwkv7_rule":
@@ -189,7 +189,7 @@ def _told(operation: str, steps: list, decay: tuple, n: int) -> dict:
 
 
 def ten() -> dict:
-    """Compute memory and reads after each token, for each rule of rules.json."""
+    """Compute memory and reads after each token for every rule of rules.json."""
     keys = _exact([*LADDER_KEYS.values()])
     wanted = ladder()["wanted"]
     rules = json.loads((ROOT / "docs/figures/rules.json").read_text("utf-8"))
@@ -205,11 +205,11 @@ def ten() -> dict:
     return {"keys": [*LADDER_KEYS], "tokens": tokens, "wanted": wanted, "rules": rules}
 
 
-# --- Trained memories, for the figure of capacity ---
+# --- Trained memories, for the capacity figure ---
 
 
 def capacity() -> dict:
-    """Return median losses by key width, feature map and number of pairs."""
+    """Return median losses of memories by key width, feature map, number of pairs."""
     losses: dict = {}
     for name in ("capacity.quick", "capacity"):
         path = ROOT / "docs" / "reproduce" / f"{name}.json"

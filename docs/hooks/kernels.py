@@ -14,7 +14,7 @@ PEERS = "gpu-nvidia-h200.json"
 
 
 def measured(*ops: str) -> dict:
-    """Return times of `ops`, or of all operations, and ratios of other libraries.
+    """Return times of `ops` (default: all), and ratios of other times to the kernels'.
 
     Times are those of the longest size, measured first. Ratios cover all sizes.
     """

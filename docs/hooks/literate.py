@@ -77,7 +77,7 @@ class Source:
 
     @cached_property
     def rows(self) -> list[Row]:
-        notes: dict[int, tuple[str, str]] = {}  # Keys are first lines of code.
+        notes: dict[int, tuple[str, str]] = {}  # By number of the code's first line.
         hidden: set[int] = set()
 
         def visit(node: ast.AST, name: str) -> None:

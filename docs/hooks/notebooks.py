@@ -96,7 +96,7 @@ def on_page_content(html, page, config, files):
 
 
 class Page:
-    """Convert a notebook to Markdown, and keep the HTML of its marks in `raw`."""
+    """Convert a notebook to Markdown with marks, whose HTML is kept in `raw`."""
 
     def __init__(self, uri: str, config):
         self.config, self.stem = config, posixpath.basename(uri).removesuffix(".ipynb")

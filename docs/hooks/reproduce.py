@@ -32,7 +32,7 @@ COLUMNS = (
     *("experiment", "claim", "published", "ours: median [min, max]"),
     *("seeds apart", "protocol", "kind", "verdict", "corpora"),
 )
-#: Verdicts in the order of a sorted table.
+#: Verdicts in the order in which the table of claims sorts them.
 VERDICTS = (
     *("reproduced", "holds", "seeds overlap", "one seed", "not trained far enough"),
     *("not", "does not", "not run"),
@@ -71,7 +71,7 @@ class Row(NamedTuple):
 
     @property
     def protocol(self) -> str:
-        """Return the difference to the published protocol, or "–" for our claims."""
+        """Return the difference from the published protocol, or "–" for our claims."""
         return self.claim.protocol or "the same" if self.claim.published else "–"
 
 

@@ -56,7 +56,7 @@ def on_page_content(html, page, config, files):
 
 
 def _origin(file: str) -> str:
-    """Return Markdown with the command, machine and date behind a results file."""
+    """Return Markdown with the command, machine and date of a results file."""
     return render("origin.md.jinja", file=file, run=_read(file))
 
 
@@ -87,7 +87,7 @@ def _stacks() -> list[dict]:
 
 
 def _best(runs: list[dict], kind: Callable[[dict], str]) -> list[dict]:
-    """Group runs by kind, with the losses of all seeds, the lowest mean loss first."""
+    """Return the losses of all seeds for each kind of run, lowest mean first."""
     kinds: dict[str, list[dict]] = {}
     for run in runs:
         kinds.setdefault(kind(run), []).append(run)
@@ -219,7 +219,7 @@ def _operation(row: dict) -> str:
 
 
 def _naive() -> str:
-    """Draw time and memory of naive relative to efficient forms, at the longest T."""
+    """Draw time and memory of naive forms relative to efficient ones (largest T)."""
     rows: dict[str, dict] = {}
     measured = _versions(BENCH, "efficient", "milliseconds", "peak_mib")
     measured.sort(key=lambda r: (r["shape"]["T"], r["side"].startswith("naive")))

@@ -101,7 +101,7 @@ def read(url: str, title: str, html: str) -> list[dict]:
         cell.insert(0, "\t")
     for line in page.find_all("br"):
         line.replace_with(" ")
-    blocks = {id(page): page}  # The block element around each node.
+    blocks = {id(page): page}  # The block that contains each node.
     for node in page.descendants:
         around = blocks[id(node.parent)]
         # A table row is indexed as one text.

@@ -27,7 +27,7 @@ VARIANTS = {
     (1, 0): ("positions alone", 29.7, 31.5),
     (0, 0): ("neither", 28.1, 31.1),
 }
-#: Feature maps: the paper's Delta Network has ELU + 1.
+#: Feature maps by name. The paper's Delta Network uses ELU + 1.
 MAPS = {"linear": "ELU + 1", "dpfp": "DPFP"}
 #: Variants with neither positions nor normalisation, not even of keys and queries.
 RAW = {f"{name}, keys not divided": map for map, name in MAPS.items()}

@@ -23,7 +23,7 @@ TIME, CHANNELS, TILE = 128, 8, 16
 DTYPES = ("float32", "bfloat16", "float16")
 #: Standard deviations of keys and position biases.
 SCALES = (1, 3, 10, 30, 100, 300, 1000)
-#: Absolute error from which an output is wrong. Values have standard deviation 1.
+#: Absolute error that makes an output wrong. Values have standard deviation 1.
 WRONG_BY = 0.1
 
 
@@ -56,7 +56,7 @@ def tiled(k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     seen = w[..., None] > -inf
     scores = k + torch.where(seen, w[..., None], 0)
     tile = torch.arange(len(k)) // TILE
-    near = (tile <= tile[:, None])[..., None]  # Later keys of the same tile count too.
+    near = (tile <= tile[:, None])[..., None]  # Include later keys of the same tile.
     top = torch.where(near, scores, -inf).amax(1, keepdim=True)
     weights = torch.where(seen, scores - top, -inf).exp()
     return (weights * v).sum(1) / weights.sum(1)

@@ -269,7 +269,7 @@ def text(T: int) -> Data:
 
 
 def build(mixer: str, symbols: int, T: int, d_model: int, layers: int) -> LanguageModel:
-    """Build a language model with one kind of layer, at an equal number of parameters.
+    """Build a language model with one kind of layer, as large as with other layers.
 
     Layers with fewer biases have wider MLPs. All models have learned
     positions, as in the paper, except `WITHOUT_POSITIONS`, and the
@@ -370,9 +370,9 @@ TASKS = {
     ),
     "layer": ("memory of one layer", "mib", ".1f", "GB, Table 2", "one layer"),
 }
-#: The trivial losses of text.py, in bits, for the last twentieth of the text.
+#: 0.95 times a bigram model's loss, in bits, on the last twentieth of the text.
 TRIVIAL = {"text": 0.95 * 3.60}
-#: Layers that the paper lacks. Our own claims compare each with two of its layers.
+#: Layers that the paper lacks. Our claims compare them with softmax and AFT-local.
 OURS = {"digits": ["aft-conv-2d"], "text": [*WITHOUT_POSITIONS], "layer": []}
 #: Name, colour, marker and line style of each layer in figures.
 LOOKS = {
@@ -401,7 +401,7 @@ def claims(points: Points) -> Iterator[Claim]:
     }
     for task, (what, y, spec, table, protocol) in TASKS.items():
         known, some = PUBLISHED[task], compared[task]
-        # Claims cover every ordering of a published table, and our own comparisons.
+        # Claim the order of every pair in a published table, and of our own pairs.
         pairs = [*combinations(sorted(known, key=known.__getitem__), 2)]
         pairs += [(own, high) for own in OURS[task] for high in (SOFTMAX, "aft-local")]
         for low, high in pairs:
@@ -529,7 +529,7 @@ def draw(points: Points) -> Figure:
 
 
 def difference(ax: Axes, points: Points) -> None:
-    """Draw bits per pixel minus the transformer's, for our and published results."""
+    """Draw differences from the transformer in bits per pixel, ours and published."""
     zero = plots.medians(points, "mixer", "loss").get(SOFTMAX)
     known, names = PUBLISHED["digits"], [NAMES[name] for name in OF_IMAGES]
     for row, name in enumerate(OF_IMAGES):

@@ -58,7 +58,7 @@ def scaled(share: float, answers: int) -> float:
 
 
 def growing(step: int, budget: int, last: int, first: int = 2) -> int:
-    """Return the sequence length of a training step, which grows during training.
+    """Return the sequence length at a training step; lengths grow during training.
 
     Short sequences help. The length grows from `first` to `last` in half the budget.
     """
@@ -113,7 +113,7 @@ class Recaller(LanguageModel):
         for block in self.blocks:
             own = block.mixer
             block.mixer = FastWeightAttention(WIDTH, heads, DPFP(nu=1), own.rule)
-            block.mixer.load_state_dict(own.state_dict())  # Maps have no weights.
+            block.mixer.load_state_dict(own.state_dict())  # DPFP has no weights.
 
     def forward(self, tokens: Tensor) -> Tensor:
         before = F.pad(self.before(tokens[:, :-1]), (0, 0, 1, 0))

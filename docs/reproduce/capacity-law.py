@@ -25,15 +25,15 @@ TITLE = "A law that predicts what a memory returns"
 SOURCE = "ours"
 COST = "quick: 1 min of one core; full: 9 min"
 
-#: Settings of random points: number of keys, feature map, width of keys.
-#: Below are the rank of values / S, the decay per step, and the writes of each key.
+#: Settings of random points: numbers of keys S, feature maps, widths of keys;
+#: in the second line, ranks of values / S, decays per step, writes of each key.
 KEYS, MAPS, WIDTHS = (24, 32, 48, 64), ("linear", "dpfp-1"), (8, 12, 16, 24, 32)
 RANKS, DECAYS, WRITES = (0.25, 0.5, 0.75, 1.0), (1.0, 0.99, 0.97, 0.95, 0.9), (1, 2, 3)
 #: Bounds of the predicted loss. A loss of 0 is perfect retrieval, 0.5 is none.
 LOW, HIGH = 0.05, 0.45
 COUNT = {True: 20, False: 200}
 BATCH, TEST, STEPS, LR = 32, 500, 800, 2e-2
-#: Largest median error with which the law holds.
+#: Largest median error at which the law is said to hold.
 NEAR = 0.02
 
 
@@ -93,7 +93,7 @@ class Memory(nn.Module):
         )
         self.scale = nn.Parameter(torch.tensor(1 / (self.phi.width(width))))
         Q = torch.linalg.qr(torch.randn(S, point["rank"])).Q
-        self.register_buffer("values", Q @ Q.mT)  # Projects on the value subspace.
+        self.register_buffer("values", Q @ Q.mT)  # Projects onto the value subspace.
 
     def forward(self, keys: Tensor, values: Tensor) -> Tensor:
         """Return retrieved values `[batch, S, S]` for sequences `[batch, writes]`."""
@@ -129,7 +129,7 @@ setup = SETUP | {"batch": BATCH, "steps": STEPS, "lr": LR}
 
 
 def claims(points: Points):
-    """Yield claims on the predictions, which were all fixed before the runs."""
+    """Yield claims on the predicted losses, all of which were fixed before the runs."""
     off = [abs(p["loss"] - p["predicted"]) for p in points]
     whole = len(points) in COUNT.values()
     yield Claim(

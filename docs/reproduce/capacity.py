@@ -48,7 +48,7 @@ SETTING = Setting(
 )
 #: Series whose capacity is their number of features, and series of FAVOR+.
 MAPS, PERFORMERS = SETTING.series[:4], SETTING.series[4:7]
-#: Number of keys from which every published loss with FAVOR+ rounds to 0.500.
+#: Number of keys from which on every published loss with FAVOR+ rounds to 0.500.
 STUCK = 100
 #: Number of published losses below the law, among the losses beyond capacity.
 #: The authors' logs have 30 sizes, and `FIGURE_2` has 20 of these sizes.
@@ -68,7 +68,7 @@ def claims(points: Points):
     where = "at S = 380 (Fig. 2)"
     yield ordered(f"S = {S}: {{}}", points(S=S, ask=ALL), maps, 380, where)
     if not quick:
-        # Three published layers of equal loss differ by 0.02 (DPFP-2, S = 320).
+        # In the authors' evaluation, three equally good layers differ by 0.02.
         # A tolerance of less than twice that would depend on chance.
         for s in MAPS:
             own, label = s.of(beyond, ask=ALL), f"{s.label}, beyond capacity"

@@ -49,16 +49,16 @@ MAPS = {
     "DPFP": (DPFP(nu=1), sum_normalize),
     "unit keys": (Identity(), l2_normalize),
 }
-#: Tasks: pairs, where this share of the keys returns with a new value, and texts.
+#: Tasks by name: the share of keys that return with a new value, or a text.
 RETURNS = {"pairs, 0": 0.0, "pairs, 0.1": 0.1, "pairs, 0.3": 0.3, "pairs, 1": 1.0}
 TEXTS = {"Shakespeare": "shakespeare", "source code": "python"}
 RATES = {"pairs": (1e-2, 3e-2, 1e-1), "text": (4e-3, 1e-2, 2.5e-2)}
 STEPS = {"pairs": 400, "text": 1000}
 SEEDS = (1, 2, 3, 4, 5)
-#: Directions in the hypotheses. All rates have three seeds on text with ELU + 1.
+#: Directions in the hypotheses. On text with ELU + 1, all rates have three seeds.
 COMPARED = (NONE, FIXED, OWN)
 #: Learning rates with the lowest loss of seed 1, in the order of `ERASED`.
-#: `COMPARED` with ELU + 1 has three seeds to choose from. All seeds run at these rates.
+#: For `COMPARED` with ELU + 1, three seeds choose. All seeds run at these rates.
 CHOSEN = {
     ("Shakespeare", "ELU + 1"): (1e-2, 1e-2, 1e-2, 2.5e-2, 2.5e-2, 1e-2, 2.5e-2),
     ("Shakespeare", "DPFP"): (4e-3, 1e-2, 2.5e-2, 1e-2, 2.5e-2, 4e-3, 1e-2),
@@ -128,7 +128,7 @@ class Erasing(nn.Module):
         self.register_buffer("mean", torch.zeros(heads, 1, self.phi.width(width)))
 
     def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
-        """Mix `x` `[batch, time, d_model]` along time, and return the same shape."""
+        """Return `x` `[batch, time, d_model]` mixed along time, in the same shape."""
         q, k = (
             self.normalize(self.phi(self._split(f(x)))) for f in (self.to_q, self.to_k)
         )
@@ -161,7 +161,7 @@ class Erasing(nn.Module):
         e = {
             OWN: lambda: k,
             FIXED: lambda: torch.ones_like(k),
-            OTHERS: lambda: k.roll(1, 0),  # The same step of another sequence.
+            OTHERS: lambda: k.roll(1, 0),  # Take the keys of another sequence.
             PREVIOUS: lambda: F.pad(k, (0, 0, 1, 0))[..., :-1, :],
             CENTRED: lambda: k - self.mean,
         }[self.erased]()
@@ -296,7 +296,7 @@ def train_text(point: Point, steps: int) -> Point:
 
 
 def returned(windows: Tensor) -> float:
-    """Measure how often a character recurs with another successor than last time.
+    """Measure how often a character recurs with a different successor than last time.
 
     - `windows`: `[count, time]`.
     - Returns a share of all characters that have a successor.
@@ -325,7 +325,7 @@ def shares(points: Points, control: str) -> list[float]:
 
 
 def gains(points: Points) -> bool:
-    """Return True if the delta rule has a lower loss than adding with every seed."""
+    """Return True if erasing the key always has a lower loss than erasing nothing."""
     own, none = (points(erased=name)["loss"] for name in (OWN, NONE))
     return bool(own and none) and max(own) < min(none) and max(none) < inf
 

@@ -31,7 +31,7 @@ VARIANTS = {
     STABLE: ("favor-64-stable", 0.0, (FAST, "o", "--")),
 }
 PUBLISHED = {S: FIGURE_2["favor-64"][S] for S in (20, 40, 60, 80, 100, 140)}
-#: Number of keys from which the published loss is 0.5, to four digits.
+#: Number of keys from which on the published loss is 0.5, to four digits.
 STUCK = 100
 #: Optimiser steps of the quick and of the full version.
 QUICK, FULL = 800, 3000
@@ -67,7 +67,7 @@ def run(point: Point) -> Point:
 
 @torch.no_grad()
 def denominator(model: Retriever) -> float:
-    """Return the median of log10(z . phi(q)) before training, in float64."""
+    """Return log10 of the median denominator z . phi(q) before training, in float64."""
     model = model.double()
     pairs = retrieval(20, model.symbols)
     q, k, _ = model._project(pairs.keys, pairs.values, pairs.keys)

@@ -85,7 +85,7 @@ def train(
     cost: dict[str, float],
     asked: tuple[Tensor, Tensor] | None = None,
 ) -> Fit:
-    """Train a model on random programs, and add the cost to `cost`.
+    """Train a model on random programs, and add the cost of training to `cost`.
 
     - `steps`: maximum number of optimiser steps.
     - `cost`: cost of the earlier stages, which is updated in place.

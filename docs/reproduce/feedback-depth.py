@@ -29,18 +29,18 @@ TITLE = "Feedback: depth, memory size and speed"
 SOURCE = "Fan et al. 2020, claims on shallow models, memory and speed"
 COST = "quick: 6 min of one core; full: 73 min"
 
-#: Variables of a program, and statements of the first training programs.
+#: Number of variables, and number of statements of the first training programs.
 VARIABLES, FIRST = 3, 10
-#: Statements of a program in the quick (True) and the full version.
+#: Number of statements of a program in the quick (True) and the full version.
 STATEMENTS = {True: 16, False: 24}
 #: Learning rates of the quick and the full version. All models run at the first rate.
-#: Models of `DEEP` also run at the further rates in the usual number of steps.
+#: Models of `DEEP` also run at the other rates, for the usual number of steps.
 RATES = {True: (2e-3,), False: (1e-3, 5e-4, 2e-3)}
 HEADS = 2
 #: Value of `memory` for a model that sees all earlier tokens.
 ALL = 0
 #: Layers of models that see all tokens, in the quick and the full version.
-#: `LOW` has the layers of feedback with a limited memory, `MEMORIES` the block sizes.
+#: `LOW`: layers of feedback with a limited memory; `MEMORIES`: tokens per block.
 DEPTHS = {
     True: {"feedback": (1,), "transformer": (1, 2)},
     False: {"feedback": (1, 2, 4), "transformer": (1, 2, 4, 8)},
@@ -114,7 +114,7 @@ def reader(mix: Mixer | str, point: Point) -> LanguageModel:
 
 
 def mixer(model: str, memory: int) -> Mixer:
-    """Return the mixer of a `LanguageModel`, with a memory of limited length.
+    """Return a mixer with a memory of limited length, for a `LanguageModel`.
 
     - `model`: "feedback" or "transformer".
     - `memory`: tokens per block; a token sees its own block and the one
@@ -171,7 +171,7 @@ class ShortAttention(SoftmaxAttention):
 
 
 def measure(point: Point) -> Point:
-    """Measure time relative to a transformer with as many layers, in alternation.
+    """Measure times relative to a transformer with as many layers, timed in turns.
 
     - Returns the ratios: `train` for the loss of a sequence and all its
       gradients, `predict` for one more token after the sequence.
@@ -200,14 +200,14 @@ def measure(point: Point) -> Point:
 
 # --- Claims and figures ---------------------------------------------------
 
-#: Published accuracy in percent, three variables, by layers (authors' repository).
+#: Accuracies in percent by layers, for three variables (authors' repository).
 PUBLISHED = {"feedback": {4: 99.1}, "transformer": {8: 33.7}}
 TIMES = {"train": "training step", "predict": "next token"}
 COLORS = {"feedback": (FAST, "o", "-"), "transformer": (OTHER, "s", "--")}
 
 
 def about(points: Points) -> tuple[bool, int, Points]:
-    """Return True for quick points, the usual number of steps, and selected points.
+    """Return (True if points are quick, usual number of steps, selected points).
 
     The selected points have the usual learning rate.
     """

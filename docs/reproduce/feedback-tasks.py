@@ -94,7 +94,7 @@ TASKS = {
 def points(quick: bool) -> list[Point]:
     return [
         {"task": task, "model": model, "layers": 2, "lr": lr, "seed": seed}
-        | {"steps": STEPS[quick] * (2 if task == "walk" else 1)}  # Walks learn slowly.
+        | {"steps": STEPS[quick] * (2 if task == "walk" else 1)}  # Walks take longer.
         for seed in (1, 2, 3)
         for task in (("reverse", "count") if quick else TASKS)
         for model in MIXERS
@@ -147,7 +147,7 @@ def score(model: LanguageModel, batch: Batch) -> float:
 
 
 def claims(points: Points):
-    """Yield the published claims that feedback beats a transformer, at both lengths."""
+    """Yield the published claims that feedback beats a transformer at both lengths."""
     for name, some in points(lr=CHOSEN).by("task").items():
         for at in ("near", "far"):
             yield order(

@@ -22,13 +22,13 @@ TITLE = "Programs: following variables through conditions"
 SOURCE = "Fan et al. 2020, the algorithmic task"
 COST = "quick: 5 min of one core; full: 97 min"
 
-#: Published accuracies in percent of feedback and of a transformer, by variables.
-#: Feedback has 4 layers, the transformer 8 layers (the authors' repository).
+#: Published accuracies (feedback, transformer) in percent, by number of variables.
+#: Feedback has 4 layers, and the transformer has 8 layers (authors' repository).
 PUBLISHED = {3: (99.1, 33.7), 5: (92.6, 37.5)}
-#: Learning rates of the quick (True) and the full version, best for feedback first.
+#: Learning rates of the quick (True) and full version; feedback's best rate is first.
 #: All models run at the other rates with three variables only.
 RATES = {True: (4e-3,), False: (1.5e-3, 5e-4, 4e-3)}
-#: Statements of a program in the quick (True) and the full version.
+#: Number of statements of a program in the quick (True) and the full version.
 STATEMENTS = {True: 30, False: 50}
 MIXERS = {"feedback": "feedback", "transformer": "softmax"}
 COLORS = {"feedback": FAST, "transformer": OTHER}
@@ -36,7 +36,7 @@ HEADS = 4
 
 
 def models(quick: bool) -> list[tuple[str, int]]:
-    """Return (model, layers) of feedback, of an equal and of a deeper transformer."""
+    """Return (model, layers) of feedback and of two transformers, one twice as deep."""
     layers = 1 if quick else 2
     return [("feedback", layers), ("transformer", layers), ("transformer", 2 * layers)]
 

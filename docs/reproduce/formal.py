@@ -18,7 +18,7 @@ TITLE = "Formal languages: parity and arithmetic, far longer than in training"
 SOURCE = "Grazzi et al. 2024, Table 3"
 COST = "quick: 2 min of one core; full: 25 min"
 
-#: Smallest and largest sequence length in training, and in the test of long ones.
+#: Smallest and largest length of training sequences, and of long test sequences.
 NEAR, FAR = (3, 40), (40, 256)
 #: Modulus of the arithmetic task, and its operators, whose tokens follow the numbers.
 MODULUS, OPERATORS = 5, "+-*"
@@ -140,7 +140,7 @@ def score(model: LanguageModel, task: Task, first: int, length: int) -> float:
 
 
 def claims(points: Points):
-    """Yield the published claims with a short convolution, and parity without it."""
+    """Yield the published claims, and our claims on parity without a convolution."""
     for name, conv in (("parity", CONV), ("arithmetic", CONV), ("parity", 0)):
         task, some = TASKS[name], points(task=name, conv=conv)
         low, high = (some(limit=limit)["far"] for limit in (1, 2))

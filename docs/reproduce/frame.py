@@ -136,7 +136,7 @@ class Claim(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Return the verdict in a few words. Overlapping seeds confirm nothing."""
+        """Return the verdict in a few words, such as "holds" or "seeds overlap"."""
         if self.holds is None:
             return "not run"
         if not self.trained:
@@ -486,7 +486,7 @@ class Runs:
         return collected
 
     def provenance(self) -> dict[str, Any]:
-        """Return the versions, machine and commit, which all points share."""
+        """Return the versions, machine and commit that all points share."""
         command = (
             f"python docs/reproduce/{self.experiment.name}.py{' --quick' * self.quick}"
         )

@@ -46,8 +46,8 @@ BATCH, TEST, LR = 32, 256, 5e-3
 ANSWERS = {"parity": "parities", "value": "values"}
 #: Accuracy of a model that knows both values, but not which of them is right.
 HALF = (1 + 1 / VALUES) / 2
-#: Accuracy above which a stack solves its part, and accuracies of a failed part.
-#: A failed part is at most a little better than a guess between two answers.
+#: Accuracy above which answers of one kind count as solved, and limits of failures.
+#: A failure is at most a little better than a guess between two answers.
 SOLVED, AT_MOST = 0.95, {"parity": 0.65, "value": 0.7}
 
 

@@ -21,7 +21,7 @@ TITLE = "Language models that differ only in how they mix tokens"
 SOURCE = "Schlag et al. 2021, Tables 2 and 5; nanoGPT"
 COST = "quick: 7 min of one core; full: 3 hours"
 
-#: A mixer, and the feature map of its keys.
+#: The name of a model: its mixer, and the feature map of its keys.
 Name = tuple[str, str]
 SOFTMAX, ROTARY, XL = ("softmax", ""), ("softmax-rotary", ""), ("transformer-xl", "")
 #: Names of the controls: no memory, and attention after the same convolution.
@@ -155,7 +155,7 @@ def as_usual(points: Points) -> Points:
 
 
 def comparisons(points: Points) -> dict[str, Points]:
-    """Group the points of `USUAL` by the setting that changes for all mixers."""
+    """Return the points of the mixers in `USUAL`, by a setting that they share."""
     own = Points(p for p in points if p["map"] == USUAL.get(p["mixer"], ""))
     return {
         "windows of 64": as_usual(own),
@@ -221,7 +221,7 @@ def draw_models(ax, models: Mapping[str, Points]):
 
 
 def draw_savings(ax, points: Points):
-    """Draw the savings of our losses and of the published log perplexities."""
+    """Draw how much of the sum rule's loss the delta rule saves, ours and published."""
     ours = {MAPS[map]: saved(points, map) for map in PUBLISHED}
     theirs = {
         MAPS[map]: [100 * (1 - log(delta) / log(sums))]

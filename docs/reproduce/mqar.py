@@ -1,4 +1,4 @@
-"""Measure associative recall in the smallest setting of Zoology, and its forgetting.
+"""Measure recall in Zoology's smallest setting, also after keys get new values.
 
 Arora et al. 2023, and the generators of their repository: pairs of a key and a
 value, in the second task every key once more with a new value, then a query for
@@ -27,7 +27,7 @@ COST = "quick: 5 min of one core; full: about 38 min"
 PAIRS = 4
 #: Names of the tasks, by the number of keys that return with a new value.
 TASKS = {0: "each key once", PAIRS: "every key returns"}
-#: Number of training sequences (the same in every epoch), of test sequences, per batch.
+#: Numbers of sequences: for training (equal in all epochs), for tests, per batch.
 TRAIN, TEST, BATCH = 10_000, 1_000, 32
 #: Test accuracy above which training ends after an epoch.
 SOLVED = 0.99

@@ -21,7 +21,7 @@ TITLE = "Which rules can replace a value"
 SOURCE = "Schlag et al. 2021, setting 2, Figs. 3 (S = 20) and 5"
 COST = "quick: 3 min of one core; full: 1.9 hours"
 
-#: Final losses in the authors' logs, evaluated at L = S, with one seed each.
+#: Final losses in the authors' logs, on sequences of L = S pairs; one seed each.
 #: Figure 5 shows them, and Figure 3 shows S = 20. One log ends at step 300.
 PUBLISHED = columns("""
   S  delta/dpfp-1  delta/dpfp-2  delta/linear  sum/dpfp-1  fwm/dpfp-1  fwm/tanh  delta/favor-64
@@ -40,7 +40,7 @@ PUBLISHED = columns("""
 SIZES, QUICK = (20, 40, 60, 80, 100, 120, 140, 200), (8, 16)
 #: Rows of the grid. The paper does not run the gated rule.
 #: `fwm` stores the fast weights of all steps, so it runs with small S and one key.
-#: With delta and DPFP-1, losses between the edges are partly solved.
+#: With delta and DPFP-1, numbers of keys between the edges are partly solved.
 ROWS: tuple[tuple[Any, ...], ...] = (
     ("sum", "dpfp-1", WRONG, SIZES, (0, 0), QUICK, (8,), (20,), "D", "-."),
     ("gated", "dpfp-1", SERIES[1], SIZES[:5], None, QUICK, (), (20,), "v", "--"),
@@ -118,7 +118,7 @@ def claims(points: Points):
 
 
 def gap(points: Points, ask: str) -> Claim:
-    """Return a claim that delta has a lower loss than sum at every common size."""
+    """Return a claim that delta's loss is below sum's at every size that both have."""
     low, high = (by_size(s.of(points)) for s in (DPFP_1, SUM))
     sizes = [S for S in low if S in high]
     theirs = [

@@ -40,7 +40,7 @@ BARE = (
 FEW = ("sum", "delta", "gated-delta", ALONE, ROTARY, CONVOLVED)
 #: Learning rates of all mixers. The README uses the first rate of the full version.
 RATES = {"quick": (1e-3, 4e-3, 1.6e-2), "full": (1e-3, 3e-3, 1e-2, 3e-2)}
-#: Higher rates, for mixers that are best at the highest of these rates.
+#: Higher rates, for mixers whose best rate is the highest rate of `RATES`.
 HIGHER = {"aft-full": 1e-1, "aft-local": 1e-1, "aft-conv": 1e-1}
 #: Learning rate chosen with the first seed, at which two more seeds run, by mixer.
 CHOSEN = {
@@ -114,14 +114,14 @@ def best(points: Points) -> dict[str, Numbers]:
 
 
 def tried(points: Points) -> Points:
-    """Keep only seeds of a mixer that have run at every rate, to choose its rate."""
+    """Keep the points of seeds that ran at every rate, to choose a mixer's rate."""
     rates = {*points["lr"]} - {*HIGHER.values()}
     groups = points.by("mixer", "seed").values()
     return Points(p for own in groups if {*own["lr"]} >= rates for p in own)
 
 
 def from_the_edge(own: Points) -> int:
-    """Return the number of rates from a mixer's best rate to the nearer end."""
+    """Return how many rates lie beyond a mixer's best rate, on the side with fewer."""
     rates = sorted(own.by("lr"))
     place = rates.index(own.at_best_rate("mixer", by="chosen_by")[0]["lr"])
     return min(place, len(rates) - 1 - place)

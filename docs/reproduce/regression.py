@@ -103,7 +103,7 @@ class Layer(nn.Module):
 
 
 def draw_pairs(batch: int, n: int, d: int, noise: float) -> tuple[Tensor, ...]:
-    """Draw a random linear map for each sequence, with inputs of norm 1.
+    """Draw a random linear map, and inputs of norm 1, for each sequence.
 
     - Returns `x` `[batch, n, d]`, `y` `[batch, n]` with noise of this variance,
       the input to predict for `[batch, d]`, and its output `[batch]`. An output has

@@ -28,7 +28,7 @@ LOOKS = {
 #: Norms by which features are divided.
 NORMS = ("sum", "l2")
 LENGTHS = (64, 256, 1024, 2048, 4096, 16384)
-#: Error from which a gradient is useless.
+#: Error that makes a gradient useless.
 USELESS = 0.01
 
 
@@ -50,7 +50,7 @@ def run(point: Point) -> Point:
 
 
 def claims(points: Points):
-    """Yield claims on methods that are exact at any length or useless from 2048 steps.
+    """Yield claims that methods are exact at any length, or useless from 2048 steps on.
 
     The paper gives no errors.
     """

@@ -30,7 +30,7 @@ COST = "quick: 5 min of one core; full: about 2 hours"
 #: The models are medium, and the Linear Transformer has a perplexity above 260.
 DELTA = (131_072, 27.8)
 XL = {131_072: 65.7, 1_048_576: 29.3, 2_097_152: 26.4, 6_291_456: 24.6}
-#: Tokens of the segment memory, and of a segment, by size.
+#: Lengths of memory and segments in tokens, which are equal, by model size.
 MEMORIES = {"nanogpt": (8, 32, 128), "small": (4, 16, 64)}
 #: Sizes of the small models with the delta rule, by number of optimiser steps.
 SMALL = {400: "small", 1600: "small-1600", 6400: "small-6400"}
@@ -79,7 +79,7 @@ def run(point: Point) -> Point:
     # One sequence would take many steps, so small models evaluate a batch at once.
     run.eval_rows = 1 if point["size"] == "nanogpt" else run.config.batch
     result = text.train(run)
-    result["state_size"] = run.model.state_size(10**9)  # The maximum size.
+    result["state_size"] = run.model.state_size(10**9)  # The largest possible size.
     result["windows_loss"] = finite(run.evaluate(carry=False))
     if not point["memory"]:
         return result | by_position(run) | by_state(run)

@@ -71,7 +71,7 @@ class Setting:
     budget: int
 
     def points(self, quick: bool) -> list[Point]:
-        """Return the points by S, so that unfinished runs contain all series."""
+        """Return points by number of keys, so that unfinished runs have all series."""
         d_key, budget = (self.d_key, self.budget) if quick else (64, 20_000)
         grid = []
         for s in self.series:
@@ -134,7 +134,7 @@ class Setting:
     # --- Claims -----------------------------------------------------------
 
     def edges(self, points: Points):
-        """Yield claims on the sizes that are solved, as published, and that are not."""
+        """Yield claims on which sizes are solved, and which are not, as published."""
         for s, ask, solved in product(self.series, (ALL, ONE), (True, False)):
             if s.edge:
                 # Narrower keys have fewer features. Attention has no features.
@@ -142,7 +142,7 @@ class Setting:
                 yield from self.edge(s.of(points, ask=ask), s, ask, solved, scale)
 
     def edge(self, points: Points, s: Series, ask: str, solved: bool, scale: float):
-        """Yield the claim on one side of a series' edge, if there are such sizes."""
+        """Yield the claim on the sizes on one side of a series' edge, if any exist."""
         inside, edge = (le, s.edge[0]) if solved else (ge, s.edge[1])
         own = Points(p for p in points if inside(p["S"], edge * scale))
         sizes = own.by("S")
@@ -154,7 +154,7 @@ class Setting:
             if inside(S, edge) and (S in sizes or narrow(own))
         }
         most, bound = (max, "at most") if solved else (min, "at least")
-        # The published losses of softmax attention are not known more precisely.
+        # Of softmax attention's published losses, only this limit is known.
         limit = f"{most(theirs.values()):.4f}" if theirs else SOLVED
         yield every(
             f"{s.label}, {ask}: {'' if solved else 'not '}solved {at(sizes, solved)}",

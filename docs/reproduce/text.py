@@ -36,8 +36,8 @@ SIZES: dict[str, dict[str, Any]] = {
 FULL = "nanogpt-1000"
 #: Learning rates at which the losses are compared, by size.
 LR = {"nanogpt": 1e-3, FULL: 1e-3, "small": 4e-3}
-#: Feature maps for keys of width `d`, by name, without trained parameters.
-#: DPFP and FAVOR+ have as many features, twice as many as ELU + 1 and "favor-half".
+#: Feature maps without trained parameters, for keys of width `d`, by name.
+#: DPFP and FAVOR+ have equally many features: twice those of ELU + 1 and "favor-half".
 #: "favor-half" is the FAVOR+ of the paper's Table 2.
 MAPS: dict[str, Callable[[int], FeatureMap]] = {
     "linear": lambda d: ELU1(),
@@ -180,7 +180,7 @@ def points(quick: bool, settings: Iterable[Point]) -> list[Point]:
 
 
 def config(point: Point, mixer: Mixer) -> Config:
-    """Return the config of a run, with as many parameters as softmax attention has.
+    """Return a run's config; its model is as large as one with softmax attention.
 
     - `point`: may have `block`, the characters per window (default 64; characters per
       optimiser step do not change), and `carry`, as in `Config`.
@@ -285,7 +285,7 @@ def new_run(point: Point, mixer: Mixer) -> Run:
 
 
 def train(run: Run) -> Point:
-    """Train a model to the end, and return the results, without a loss if diverged.
+    """Train a model to the end, and return the results; diverged runs have no loss.
 
     - Returns the text's name and the beginning of its hash; sizes; the loss
       on the validation text; and the learning curve.

@@ -58,7 +58,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def trained(model: LanguageModel, point: dict[str, Any], test: Any) -> dict[str, Any]:
-    """Train a model, and return its size, its curve with cost, and its last score."""
+    """Train a model, and return its size, its learning curve and its last score."""
     draw = growing(point, point["variables"], point["first"], point["share"])
     curve, cpu, start = [], 0.0, time.process_time()
 

@@ -1,4 +1,4 @@
-"""Save the first state of each figure, for readers without scripts, and print.
+"""Save the first state of each figure, for readers without scripts and for print.
 
     python docs/tools/keep_figures.py SITE
 
@@ -53,7 +53,7 @@ def address(name: str) -> str:
 
 
 def stills(tab: Page, name: str) -> dict[str, str]:
-    """Return the HTML of a figure's picture and words for each step, by file name.
+    """Return HTML of the picture and the words of each figure step, by file name.
 
     The first state comes first. The figure has already started in `tab`.
     """

@@ -54,7 +54,7 @@ def gated_delta(batch: int, time: int, heads: int, width: int) -> Sides:
 
 
 def one_token(batch: int, heads: int, width: int) -> Sides:
-    """Return our and Hugging Face's step of the gated delta rule, forward only."""
+    """Return the forward step of the gated delta rule, ours and Hugging Face's."""
     from transformers.models.qwen3_next import modeling_qwen3_next as peer
 
     row = (batch, 1, heads, width)

@@ -27,7 +27,7 @@ CASES = {
     "plain": {"key_heads": 2, "value_heads": 2, "time": 9},
     "grouped": {"key_heads": 2, "value_heads": 4, "time": 9},
 }
-#: Names of the weights of `modern_layer`, by their names in the module.
+#: Names of the weights of `modern_layer`, by their names in transformers.
 NAMES = {
     "in_proj_qkv.weight": "W_qkv",
     "conv1d.weight": "conv",
@@ -42,7 +42,7 @@ NAMES = {
 
 
 def outputs(seed: int, sizes: dict[str, Any]) -> Any:
-    """Return the outputs `[batch, time, d]` of the module as nested lists."""
+    """Return the outputs `[batch, time, d]` of Qwen3.5's layer as nested lists."""
     given = drawn(Generator().manual_seed(seed), **sizes)
     heads, value = len(given["A_log"]), len(given["norm"])
     keys = (len(given["W_qkv"]) - heads * value) // 2

@@ -29,7 +29,7 @@ from fwlab.fit import answer_loss, fit
 from fwlab.provenance import provenance
 
 OUT = Path(__file__).parents[2] / "fwlab" / "data" / "results" / "qwen-parts.json"
-#: Codes of the parts that are removed, one in each layer, by name in the table.
+#: Codes of the removed parts, by name in the table. Each model lacks one part.
 PARTS = {
     "nothing": "",
     "convolution": "conv",

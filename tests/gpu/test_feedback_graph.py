@@ -66,7 +66,7 @@ def graphs(monkeypatch):
 @pytest.mark.parametrize("past", [0, 5])
 @pytest.mark.parametrize("time", [16, 17, 63, 200])
 def test_graph_is_the_loop(time, past, shared, graphs, monkeypatch):
-    """Two calls with CUDA graphs agree with separate launches, gradients included."""
+    """Two calls with CUDA graphs agree with separate launches, also in gradients."""
     p, state = make(time, shared=shared, past=past)
     with monkeypatch.context() as patch:
         patch.setattr(kernels, "PLAYED", 10**9)

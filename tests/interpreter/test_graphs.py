@@ -1,4 +1,4 @@
-"""Test the custom operators that call kernels with `torch.library.opcheck`."""
+"""Test with `torch.library.opcheck` the custom operators that call kernels."""
 
 import pytest
 import torch

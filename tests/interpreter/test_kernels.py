@@ -79,7 +79,7 @@ def test_later_keys_change_no_bit(op, small):
 
 @pytest.mark.parametrize("op", ["aft_full", "aft_local"])
 def test_windows_without_tensor_cores(op, small, monkeypatch):
-    """AFT windows are correct as matrix products, and without tensor cores."""
+    """AFT windows are correct with and without matrix products on tensor cores."""
     taken, one = [], window._at
     monkeypatch.setattr(window, "_at", lambda *x: [taken.append(0), one(*x)][1])
     agrees(f"op={op} time=7 state=1 {AFT}")

@@ -139,7 +139,7 @@ def build(launch: Launch, capability: tuple[int, int]) -> Any:
     )
     # Before compute capability 8.0, Triton would split products into scalars.
     assert capability >= _triton.TENSOR_CORES or "tt.dot" not in made.asm["ttir"]
-    # Every wait is for all products, because ptxas before 13.3 reuses registers early.
+    # Each wait covers all products, because ptxas before 13.3 reuses registers early.
     # The table of docs/kernels/index.md lists this error.
     waits = re.findall(r"wgmma\.wait_group\.sync\.aligned\s+(\d+)", made.asm["ptx"])
     assert set(waits) <= {"0"}, kernel.__name__
@@ -185,7 +185,7 @@ def versions() -> dict[str, str]:
 
 @pytest.mark.parametrize(("name", "capability"), TARGETS)
 def test_what_kernels_take(name, capability):
-    """Kernels fit shared memory and spill at most 512 bytes more than in the table."""
+    """Kernels fit in shared memory and spill at most 512 bytes more than recorded."""
     table = json.loads(TABLE.read_text("utf-8"))["kernels"][name]
     target, found = "{}{}".format(*capability), uses(name, capability)
     known = {key for key in table if key.endswith(target)}

@@ -119,7 +119,7 @@ CUT = """() => [...document.querySelectorAll(".annotated pre > code")]
 @pytest.mark.parametrize("script", [True, False])
 @pytest.mark.parametrize("name", some(SIDE, "annotated/delta", "annotated/aft-simple"))
 def test_two_versions_side_by_side(look, name, script):
-    """Two versions are side by side, also without scripts; only long lines scroll."""
+    """Two versions are side by side, even without scripts; only long lines scroll."""
     tab = look(f"{name}.html", java_script_enabled=script, width=1280)
     first, second, *_ = PAGES[name].files
     assert shown(tab) == [first, second]

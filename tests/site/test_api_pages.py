@@ -9,7 +9,7 @@ from test_api import ALL, MODULES, names_of
 
 @pytest.mark.parametrize("module", MODULES)
 def test_the_page_shows_every_name(site, module):
-    """The API page of a module shows all public names, functions with signatures."""
+    """The API page of a module shows all public names, and signatures of functions."""
     path = site / "api" / f"{module.rpartition('.')[2]}.html"
     html = path.read_text("utf-8")
     headings = {*re.findall('<h[1-6] id="([^"]+)" class="doc doc-heading">', html)}

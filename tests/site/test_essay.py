@@ -91,7 +91,7 @@ def known(step: str) -> tuple[set, set]:
     for writes in range(1, len(facts) + 1):
         for key in keys:
             x, y = reading(step, key, writes)
-            # Add readings, also with a normaliser of two writes, and their errors.
+            # Add each reading, its half (with a normaliser of 2), and its errors.
             vectors |= {(x, y), (x / 2, y / 2)}
             vectors |= {(at[0] - x, at[1] - y) for _, k, at in facts if k == key}
     plain = {*chain(*vectors), *after(step).flatten().tolist(), 0, 1, 2, 1 - 2, last}
@@ -137,7 +137,7 @@ def test_the_picture_computes_what_fwlab_does(fresh):
         torch.testing.assert_close(
             torch.tensor(shown["W"]).double(), W, atol=1e-6, rtol=0
         )
-        if step == "chunk":  # The solution of a triangular system is written.
+        if step == "chunk":  # The writes U solve a triangular system.
             U, K = vector(*shown["solved"]["U"]), [vector(*key) for _, key, _ in facts]
             chunked = memory(rule, facts, implementation="chunked")
             torch.testing.assert_close(U.T @ torch.stack(K), chunked)

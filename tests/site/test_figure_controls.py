@@ -48,7 +48,7 @@ def test_a_key_on_an_axis_has_no_features(fresh):
 
 
 def test_a_bias_is_chosen_by_press_and_by_keys(fresh):
-    """Clicks and arrow keys select a bias, and its value survives a change of form."""
+    """Clicks and arrow keys select a bias, which keeps its value in other AFT forms."""
     figure = fresh("biases")
     figure.css("td[aria-selected=true]").press("ArrowLeft")
     figure.tab.keyboard.press("ArrowDown")

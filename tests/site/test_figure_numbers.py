@@ -68,7 +68,7 @@ def memory(compute):
 
 
 def dpfp(compute):
-    """Yield DPFP features of two keys and their similarities, from figure and fwlab."""
+    """Yield DPFP features and similarities of two keys, from the figure and fwlab."""
     seconds = ([-0.4, 1.4], [1.1, 0.3], [-0.7, -1])
     states = [{"nu": nu, "keys": [[0.6, 1.2], x]} for nu in (1, 2, 3) for x in seconds]
     for state, shown in zip(states, compute(states), strict=True):
@@ -134,7 +134,7 @@ def forgets(compute):
 
 
 def biases(compute):
-    """Yield the outputs and the weights of each form of AFT, from figure and fwlab."""
+    """Yield the outputs and weights of each form of AFT, from the figure and fwlab."""
     states = [{"form": form} for form in ("conv", "local", "full", "simple")]
     for shown in compute(states):
         w, seen = (double(shown[x]).nan_to_num() for x in ("bias", "weights"))
@@ -157,7 +157,7 @@ def quotients(k, v, c):
 
 
 def aft(compute):
-    """Yield exact AFT outputs of figure and fwlab, and check four float32 methods."""
+    """Yield exact AFT outputs of the figure and fwlab, and check float32 methods."""
     sizes = (-20, 60, 88, 103, 106, 200)
     states = [{"step": step, "large": size} for step in (4, 6) for size in sizes]
     for state, shown in zip(states, compute(states), strict=True):

@@ -14,7 +14,7 @@ each_figure = pytest.mark.parametrize("name", NAMES)
 #: The sentence does not describe the effects of these controls.
 SILENT = {
     "capacity": ("New draw",),
-    "forgets": ("Decay of gated delta", "Keys change"),  # The figure starts with these.
+    "forgets": ("Decay of gated delta", "Keys change"),  # These are chosen at first.
     "live": ("Tell both", "Or type"),
     "memory": ("Key", "New key"),
     "puzzles": ("0 Keep", "a", "b", "copy", "Hint"),
@@ -86,7 +86,7 @@ def test_for_all_readers(fresh, name, size):
         fingers(figure)
     else:
         by_keyboard(figure)
-    if name not in ("live", "shakespeare", "essay"):  # These exceed a screen.
+    if name not in ("live", "shakespeare", "essay"):  # These are taller than a screen.
         control = figure.css(".fw-controls, .fw-handle").first
         assert control.evaluate(asks.TOGETHER, "svg:not(details svg), .fw-main")
     # Make the window as high as the figure.

@@ -51,7 +51,7 @@ def buttons(tab):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_every_answer_is_folded_after_its_question(site, path):
-    """Each answer is folded after its question, with the rest of the section."""
+    """Each answer, and the rest of its section, is folded after the question."""
     html = (site / "notebooks" / f"{path.stem}.html").read_text("utf-8")
     article = BeautifulSoup(html, "lxml").find("article")
     forms = {

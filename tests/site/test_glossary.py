@@ -19,7 +19,7 @@ def test_a_term_is_explained_once_and_only_in_text():
 
 
 def test_explanations_lead_to_the_glossary(pages):
-    """A page links each term to the glossary once, with an explanation without TeX."""
+    """A page links each term to the glossary once, and explains it without TeX."""
     used = set()
     for name, page in pages.items():
         links = LINK.findall(page.html)

@@ -32,7 +32,7 @@ def test_first_screen_has_promise_models_and_three_ways_on(look, size):
     shown = [
         *[tab.locator(f"article {part}") for part in ("h1", ".fw-lead")],
         *ways.all(),
-        # These are the moves, both matrices, all answers, and the next move.
+        # The next lines are the moves, matrices, answers, and the next move.
         *[home.css(part).first for part in (".fw-pair p", ".fw-memories", "table")],
         home.starter(),
     ]

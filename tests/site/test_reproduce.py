@@ -56,7 +56,7 @@ def test_the_index_has_every_claim(built, site):
     assert sum(map(int, sums)) == len(rows)
     # Each mark links to the row of its claim, with the same title and fill.
     marks = re.findall('href="#(.+?)" title="(.+?)" aria-label=.+?fill="(.)', page)
-    fills = {"published": "c", "ours": "n"}  # These abbreviate currentColor and none.
+    fills = {"published": "c", "ours": "n"}  # "c" is currentColor, "n" is none.
     assert [mark[1:] for mark in marks] == [
         (f"{row.claim.verdict}: {row.claim.text}", fills[row.kind]) for row in rows
     ]

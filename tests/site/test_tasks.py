@@ -8,7 +8,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-#: Tasks: a name, the first page, the links to click, the last page, and words there.
+#: Tasks: a name, the first page, the links to click, the last page, and text on it.
 TASKS = """
 learn from the beginning; index.html > Start the course > 0. Start here
     => notebooks/00_start_here.html: a memory that is a matrix
