@@ -110,7 +110,7 @@ def equal_d_ff(
 
 
 def new_model(mixer: str, time: int = BLOCK, d_ff: int | None = None) -> LanguageModel:
-    """Build a model for `time` tokens with as many parameters as the softmax model."""
+    """Build a model for `time` tokens; `d_ff=None` = as large as the softmax model."""
     d_ff = d_ff or equal_d_ff(mixer)
     return LanguageModel(VOCAB, mixer, LAYERS, HEADS, D_MODEL, max_len=time, d_ff=d_ff)
 

@@ -15,7 +15,7 @@ Token = tuple[Tensor, Any]
 
 
 def fast_weights(layer: Any, rule: Any, x: Tensor, state: Any) -> Token | None:
-    """Compute one token of a `FastWeightAttention`; return None if not supported."""
+    """Compute a token `[batch, d_model]` of a `FastWeightAttention`, or return None."""
     batch = x.shape[0]
     other = isinstance(state, ops.ConvState) != (layer.conv is not None)
     # The fast path does not support shared denominators or more than two steps.
@@ -54,7 +54,7 @@ def step(
     state: Any,
     normalize: bool,
 ) -> Token | None:
-    """Compute one token of a rule; return None if the state is not supported."""
+    """Compute a token `[batch, 1, heads, width]` of a rule, or return None."""
     dtype = v.dtype if v.itemsize > 2 else torch.float32
     if v.dtype != dtype or q.dtype != dtype:
         q, k, v = (part.to(dtype) for part in (q, k, v))
@@ -66,7 +66,7 @@ def step(
 
 
 def softmax_attention(layer: Any, x: Tensor, state: Any) -> Token | None:
-    """Compute one token of a `SoftmaxAttention`; return None if not supported."""
+    """Compute a token `[batch, d_model]` of a `SoftmaxAttention`, or return None."""
     if not softmax.can_continue(state, x, layer.kv_heads, layer.head_width):
         return None
     parts, batch = layer._modules, x.shape[0]

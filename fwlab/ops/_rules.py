@@ -312,9 +312,9 @@ def recurrence(
 def naive(
     rule: Rule, x: dict[str, Tensor], W: Tensor, z: Any, mask: Any, first: Any
 ) -> tuple[Any, ...]:
-    """Call the loop of a rule, token by token if there is a mask or a document border.
+    """Call the loop of a rule, token by token with masks, documents or a log decay.
 
-    An optional decay multiplies the fast weights before each token.
+    The optional `log_decay` multiplies the fast weights before each token.
     """
     loop: Any = rule.loop if z is None else rule.normalized_loop
     memory = {"W": W} if z is None else {"W": W, "z": z}

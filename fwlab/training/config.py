@@ -57,7 +57,7 @@ FREE += ["device", "precision", "compile", "checkpointing"]
 
 @dataclass(frozen=True)
 class Config:
-    """Configure a training run; defaults reach nanoGPT's loss of 1.88 on a CPU.
+    """Configure a training run; the default sizes are those of nanoGPT on a CPU.
 
     A value out of range raises `ValueError`, which names the field.
     """
