@@ -168,9 +168,9 @@ def _by_products(
 
     Here c is the maximum of the first P keys and the older steps.
 
-    All rows see c and the keys of the first loop. The second loop omits keys
-    whose factor or value is too large, and marks the rows that see them as wrong. For all other rows, these
-    keys are exactly 0, so they change no bit of the result.
+    All rows see c and the keys of the first loop. The second loop omits keys whose
+    factor or value is too large, and marks the rows that see them as wrong. For all
+    other rows, these keys are exactly 0, so they change no bit of the result.
     """
     seen = tl.minimum(end, first + 1 + _reach(W, reach))
     key = _tile(k, start, seen, c, channel, LOW, P, D)
