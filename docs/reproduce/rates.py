@@ -121,7 +121,7 @@ def tried(points: Points) -> Points:
 
 
 def from_the_edge(own: Points) -> int:
-    """Return how many rates lie beyond the best one, on the side with fewer; 0 = none."""
+    """Return how many rates lie beyond the best one, on the side with fewer or none."""
     rates = sorted(own.by("lr"))
     place = rates.index(own.at_best_rate("mixer", by="chosen_by")[0]["lr"])
     return min(place, len(rates) - 1 - place)
