@@ -34,7 +34,7 @@ class FeedbackBlock(nn.Module):
     def forward(
         self, x: Tensor, k: Tensor, v: Tensor, positions: Tensor, dropout: nn.Module
     ) -> Tensor:
-        """Compute a step `[batch, d_model]`; `k` and `v`: `[batch, past, heads, key]`."""
+        """Compute a step `[batch, d_model]`; `k`, `v`: `[batch, past, heads, key]`."""
         q = self.to_q(self.norm_mixer(x)).unflatten(-1, (k.shape[2], -1))
         z = ops.feedback_attention(q.to(k.dtype), k, v, positions.to(k.dtype))
         x = x + dropout(self.to_out(z.to(q.dtype).flatten(1)))  # Eq. f6

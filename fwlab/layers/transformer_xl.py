@@ -152,7 +152,7 @@ class RelativeAttention(Causal):
         return torch.cat([*per_head(self.to_k(x), self.to_v(x), heads=self.heads)], -1)
 
     def _attend(self, q: Tensor, keys_values: Tensor, real: Tensor | None) -> Tensor:
-        """Attend from the last steps to earlier keys; return `[batch, time, heads, d]`."""
+        """Attend from the last steps to all keys so far: `[batch, time, heads, width]`."""
         time, count = q.shape[1], keys_values.shape[1]
         k, v = keys_values.chunk(2, -1)
         scores = torch.einsum("bihd,bjhd->bhij", q + self.content_bias, k)
