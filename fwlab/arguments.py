@@ -24,7 +24,7 @@ def flags(owner: str, /, **values: Any) -> None:
 
 
 def integers(owner: str, minimum: int | None, /, **values: Any) -> None:
-    """Check that all values are integers, of at least `minimum` unless that is None.
+    """Check that all values are integers, and at least `minimum` if that is not None.
 
     Raises `TypeError` for any other type, and `ValueError` below the minimum.
     """
@@ -39,7 +39,7 @@ def integers(owner: str, minimum: int | None, /, **values: Any) -> None:
 def numbers(
     owner: str, wanted: str, fits: Callable[[Any], bool], /, **values: Any
 ) -> None:
-    """Check that all values are numbers and satisfy `fits`, which `wanted` describes.
+    """Check that all values are numbers that satisfy `fits`, described by `wanted`.
 
     Raises `TypeError` for any other type, and `ValueError` where `fits` is false.
     """

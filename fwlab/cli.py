@@ -89,7 +89,7 @@ def train(
     )
     commands = [f"fwlab generate {run}"]
     if any(isinstance(part, FastWeightAttention) for part in trainer.model.modules()):
-        # Without a network, Python's library replaces Shakespeare; the hash differs.
+        # Without a network, Python's library replaces Shakespeare, so the hash differs.
         shakespeare = CORPORA["shakespeare"].hash.endswith(trainer.corpus_sha256)
         text = config.corpus or ("shakespeare" if shakespeare else "python")
         more = f"--text {shlex.quote(text)} --out {picture}"
@@ -124,7 +124,7 @@ def _split(arguments: list[str]) -> list[str]:
 
 
 def _refuse_empty(arguments: list[str]) -> None:
-    """Raise `ValueError` for an empty argument, which as a path means this folder."""
+    """Raise `ValueError` for an empty argument; as a path, it would be this folder."""
     for before, argument in pairwise(_split(arguments)):
         if not argument and before != "--prompt":
             raise ValueError(

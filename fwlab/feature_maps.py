@@ -308,7 +308,7 @@ class FeatureMap(nn.Module):
     scales = False
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the features of keys or queries; random features in float32 at least.
+        """Compute the features of keys or queries; random features in at least float32.
 
         - `x`: `[..., d]`.
         - Returns `[..., width(d)]`, in the dtype of `x`.
@@ -560,7 +560,7 @@ class RandomFeatures(FeatureMap):
 def gaussian_directions(
     count: int, d: int, orthogonal: bool, generator: torch.Generator | None = None
 ) -> Tensor:
-    r"""Draw random directions, rows with the distribution $\mathcal N(0, I_d)$.
+    r"""Draw random directions, one per row, from the distribution $\mathcal N(0, I_d)$.
 
     Orthogonal rows come in blocks of `d` (Choromanski et al. 2021, section 3.2). This
     lowers the variance of the estimate and keeps it unbiased: each block is a uniformly

@@ -13,7 +13,7 @@ from typing import Any
 
 #: The folder of the results that the package contains.
 RESULTS = Path(__file__).parent / "data" / "results"
-#: Kinds of files that cannot be written to, by the letters of `ls -l`.
+#: Kinds of files other than regular files, by the letters of `ls -l`.
 OTHERS = {"d": "folder", "c": "device", "b": "device", "p": "pipe", "s": "socket"}
 OTHERS["l"] = "symbolic link"
 
@@ -55,7 +55,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def destination(path: Path) -> Path:
-    """Return the file that a write to `path` replaces or creates, behind all links.
+    """Return the file that a write to `path` replaces or creates, following all links.
 
     Its folder is created. A command that takes minutes calls this at its start.
 

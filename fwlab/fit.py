@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
-#: Function that builds a schedule from optimiser, highest learning rate and steps.
+#: Function (optimiser, highest learning rate, number of steps) that returns a schedule.
 Schedule = Callable[[torch.optim.Optimizer, float, int], LRScheduler]
 #: Maximum number of points of a learning curve.
 CURVE = 20
@@ -34,7 +34,7 @@ def one_cycle(
 
 
 class Fit(NamedTuple):
-    """Hold the result of a training: steps, learning curve and reason for its end.
+    """Hold the result of a training run: steps, learning curve and reason for its end.
 
     - `steps`: number of optimiser steps.
     - `curve`: pairs of a step and what was evaluated then; without `evaluate`, at

@@ -146,7 +146,7 @@ def _compute(
     cu_seq_lens_q: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute a rule with the arguments and results of transformers' functions.
+    """Compute a rule, with the same arguments and results as transformers' functions.
 
     Arguments that a model passes to all its layers are ignored. The state of
     transformers is `[batch, heads, key, value]`, the transpose of ours.

@@ -36,7 +36,7 @@ def _waiting() -> str:
 
 
 def _assembler() -> str:
-    """Return version and path of Triton's ptxas, with the reason if it is not used."""
+    """Describe Triton's ptxas: version, path and, if it is not used, the reason."""
     if (triton := version("triton")) is None:
         return "not installed"
     try:

@@ -24,7 +24,7 @@ from fwlab.models import LanguageModel, checkpoints
 
 
 class Layer(NamedTuple):
-    r"""Hold the gates, norms and reads of one layer over a text.
+    r"""Hold a layer's gates and norms over a text, and how much of a write is kept.
 
     - `number`: number of the layer in the model, from 1.
     - `rule`: name of its rule, as in `FastWeightAttention`.
@@ -58,7 +58,7 @@ class Layer(NamedTuple):
 
 
 def mixers(model: LanguageModel) -> tuple[dict[int, Any], dict[int, str]]:
-    """Return the fast weight layers, and the kinds of all other layers, by number."""
+    """Return fast weight layers, and the kinds of all other layers, by layer number."""
     watched, others = {}, {}
     for number, block in enumerate(model.blocks, 1):
         mixer = getattr(block, "mixer", block)
@@ -226,7 +226,7 @@ def read(source: Path, text: str, limit: int) -> Reading:
 
 
 def occurrences(reading: Reading, name: str | None) -> tuple[str | None, list[int]]:
-    """Return a name and the indices of the last token of each occurrence as a word.
+    """Return a name and, for each time it occurs as a word, its last token's index.
 
     Without a name: the most frequent capitalised word of at least two letters that
     occurs twice, and nowhere in lower case. None if there is no such word;
@@ -253,7 +253,7 @@ def occurrences(reading: Reading, name: str | None) -> tuple[str | None, list[in
 
 
 def report(layer: Layer, places: Sequence[int]) -> dict[str, Any]:
-    """Return the values of a layer as plain numbers of four digits; None = not finite.
+    """Return the values of a layer as numbers with four digits; None = not finite.
 
     The names are those of `Layer`. "changes": how many tokens after the first of
     `places` the name comes again, and what is kept just before and after that.

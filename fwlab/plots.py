@@ -50,7 +50,7 @@ contrast is at least 4.5 to 1 on every colour of `SIGNED`, on any page."""
 
 
 def style() -> None:
-    """Set the plot style of fwlab, and reproducible SVG output in notebooks.
+    """Set the plot style of fwlab, and make SVG output in notebooks reproducible.
 
     Call it once, before the first figure of a notebook.
     """
@@ -132,7 +132,7 @@ def cells(ax: Axes, values: Any, title: str, **options: Any) -> None:
 
 
 def traces(ax: Axes, values: Any, marks: Any, title: str, limit: float = 1.0) -> None:
-    """Draw one signed curve for each row, the first at the top.
+    """Draw a curve of positive and negative values per row, the first row at the top.
 
     - `ax`: where to draw; its ticks on the left are replaced.
     - `values`: `[rows, steps]`, a tensor or an array; NaN = nothing yet.
@@ -330,7 +330,7 @@ def rows(
     marker: str,
     label: str | None = None,
 ) -> None:
-    """Draw numbers as marks in one row per name, without a mark for None.
+    """Draw numbers as marks in one row per name; None has no mark.
 
     - `ax`: where to draw.
     - `named`: the numbers of each row, by name, the first at the top.
@@ -430,7 +430,7 @@ def slider(
     label: str,
     **options: Any,
 ) -> "Slider":
-    """Show pictures with a slider, or only the first picture without scripts.
+    """Show pictures with a slider or, where no scripts run, only the first picture.
 
     - `draw`: called as `draw(value, axes)`, with the axes that `new` returns.
       Set the same limits for every value.

@@ -133,7 +133,7 @@ def test_forms_are_those_that_a_gpu_chose(capability):
 
 
 def test_auto_falls_back_and_says_so(capability):
-    """On a GPU, "auto" warns if it falls back to another form; on a CPU, it does not."""
+    """On a GPU, "auto" warns if it falls back to another form; on a CPU it does not."""
     forms = ops.TABLE["delta_rule"].forms
     with pytest.warns(UserWarning, match="for float64; 'efficient' is used instead"):
         x = inputs(dtype=torch.float64)

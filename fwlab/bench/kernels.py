@@ -36,7 +36,7 @@ LIMITS = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 #: flash-linear-attention is compared in this dtype only: it autotunes for minutes.
 TIMED = "bfloat16"
 SIDES = ("triton", "fla", "efficient")
-#: Sizes of rules: long, wide with a ragged end, and shorter than one chunk.
+#: Sizes of rules: long; wide, with a last chunk that is not full; less than one chunk.
 RULE_SIZES = (
     {"batch": 8, "time": 4096, "heads": 16, "width": 64},
     {"batch": 4, "time": 2000, "heads": 16, "width": 128},
@@ -120,14 +120,14 @@ def piece(op: Any, tensors: list[Tensor]) -> list[Tensor]:
 
 
 def dimensions(op: Any) -> list[tuple[str, ...]]:
-    """Return the names of the dimensions of each input that `problem` draws."""
+    """Return the dimension names of each input that `problem` draws."""
     optional = op.rule.optional if hasattr(op, "rule") else {"factors"}
     names = operation.annotated(op).names
     return [dims for name, dims in names.items() if name not in optional]
 
 
 def compared(op: Any, results: list[Tensor]) -> list[Tensor]:
-    """Return outputs and gradients of the part of a problem that `piece` selects."""
+    """Return output and gradients for the part of a problem that `piece` selects."""
     y, *gradients = results
     alone = sum("batch" in dims for dims in dimensions(op))
     return [*piece(op, [y]), *piece(op, gradients)[:alone]]
@@ -164,7 +164,7 @@ def measure_row(
 
 
 def reference(op: Any, given: Problem) -> list[Tensor]:
-    """Compute output and gradients of a `piece` with the naive loop in float64."""
+    """Compute the output and gradients of a `piece` with the naive loop, in float64."""
     leaves = [x.detach().double().requires_grad_() for x in piece(op, given.inputs)]
     (gradient,) = piece(op, [given.gradient.double()])
     naive = partial(given.call, implementation="naive")
@@ -172,7 +172,7 @@ def reference(op: Any, given: Problem) -> list[Tensor]:
 
 
 def in_memory_of_nan(call: Callable[[], Any]) -> Any:
-    """Call a function with new memory filled with NaN, to find unwritten entries."""
+    """Call a function while NaN fills new memory, to find unwritten entries."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         with warnings.catch_warnings():
@@ -197,7 +197,7 @@ def on_gpu(call: Callable[[], Any]) -> tuple[float, float]:
 
 
 def verdict(rows: list[Row]) -> tuple[bool, str]:
-    """Return True if all kernels are right, with a summary. Ignore refused cases."""
+    """Return whether all kernels are right, and a summary, ignoring refused cases."""
     ours = {row["case"]: row for row in rows if row["side"] == "triton"}
     bad = {case: why for case, row in ours.items() if (why := wrong(row))}
     checked = [row for row in ours.values() if any(row["errors"].values())]
@@ -224,7 +224,7 @@ def wrong(row: Row) -> list[str]:
 
 
 def main(out: Path | None, command: str) -> bool:
-    """Check, time, print and save all kernels, and return True if all are right.
+    """Check and time all kernels, print and save rows; return True if all are right.
 
     - `out`: the JSON file; None = gpu-CARD.json, in docs/results in the repository. If it
       has rows of the same card and versions, they are not measured again.

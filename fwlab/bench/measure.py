@@ -20,7 +20,7 @@ def in_turns(
     turn: float | None = None,
     shown: bool = False,
 ) -> dict[str, list[float]]:
-    """Measure the seconds of each function's calls, in alternation.
+    """Measure the time of each function's calls in seconds, alternating the functions.
 
     Other load on the machine thus affects all functions alike. A turn begins with an
     untimed call, so that no function pays for memory that another one has just freed.
@@ -44,7 +44,7 @@ def in_turns(
 
 
 def peak_mib(call: Callable[[], object]) -> float:
-    """Measure the peak MiB of the tensors that are alive at once during a call.
+    """Measure the peak memory, in MiB, of the tensors that a call allocates.
 
     Allocations during the call count, its result included, but no earlier ones. The
     result is the same number in every run.
@@ -79,7 +79,7 @@ def saved_bytes(call: Callable[..., object], *given: Any) -> int:
 
 
 def operator_calls(call: Callable[[], object]) -> int:
-    """Count the PyTorch operators that a call runs, in both passes.
+    """Count the PyTorch operators that a call runs, forward and backward.
 
     Views count. Operators that another operator calls do not.
     """

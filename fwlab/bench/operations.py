@@ -53,7 +53,7 @@ def once(side: Callable[..., Any], given: Problem) -> list[Tensor]:
 
 
 def measure_case(op: Any, sizes: dict[str, int]) -> list[dict[str, Any]]:
-    """Measure an operation at one size, and return a dict for each of its forms."""
+    """Measure an operation at one size, and return a dict for each implementation."""
     given, exact = (problem(op, t, **sizes) for t in (torch.float32, torch.float64))
     names = [name for name in op.forms if name != "triton"]
     calls = {
@@ -94,7 +94,7 @@ def equal_d_ff(
     mixer: str | Mixer,
     sizes: tuple[int, int, int, int] = (LAYERS, HEADS, D_MODEL, BLOCK),
 ) -> int:
-    """Return the MLP width (a multiple of 32) that matches softmax's size within 2 %.
+    """Return the MLP width, a multiple of 32, that gives the softmax model's size ±2 %.
 
     - `sizes`: `layers`, `heads`, `d_model` and `max_len` of `LanguageModel`.
     """

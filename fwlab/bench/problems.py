@@ -35,7 +35,7 @@ class Problem(NamedTuple):
 def example(
     op: Any, sizes: Mapping[str, int], generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Draw typical random inputs of an operation in float64, by name.
+    """Draw typical random inputs of an operation, by argument name, in float64.
 
     - `sizes`: sizes of the dimensions by name. Optional arguments are left out.
     """

@@ -24,7 +24,7 @@ METHODS = {
 
 
 def recovered(W: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
-    r"""Return the increment of an update, from the fast weights after the update.
+    r"""Return the increment that an update added, given the fast weights after it.
 
     $W_t k = (1 - \beta |k|^2)\, W_{t-1} k + \beta |k|^2\, v$, so
     $\beta (v - W_{t-1} k) = \beta (v - W_t k) / (1 - \beta |k|^2)$.
@@ -44,7 +44,7 @@ def undoing_error(
     d_key: int = 16,
     seed: int = 1,
 ) -> float | None:
-    r"""Return the error after `length` random updates of the delta rule are undone.
+    r"""Return the largest error while `length` random delta rule updates are undone.
 
     Keys are DPFP features of normal vectors, values are normal, and strengths are
     sigmoids of normal numbers.

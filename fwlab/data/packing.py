@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-#: Target of tokens that have no target, which `cross_entropy` ignores.
+#: The placeholder where a token has no target; `cross_entropy` ignores it.
 NO_TARGET = -100
 
 
@@ -90,7 +90,7 @@ def packed(
     ends = sizes[order].cumsum(0)
     step = torch.arange(row * length, min((row + 1) * length, len(tokens)))
     document = torch.searchsorted(ends, step, right=True)
-    # Index in the text of each token of the row.
+    # For each token of the row, the index of this token in the text.
     index = borders[1:][order[document]] - ends[document] + step
     last = step + 1 == ends[document]
     inputs = tokens[index].long()

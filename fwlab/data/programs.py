@@ -41,7 +41,7 @@ Made = tuple[list[str], list[int | None], list[int | None]]
 
 
 class Programs(NamedTuple):
-    """Hold a batch of programs, with labels for their prints.
+    """Hold a batch of programs, with labels for their print statements.
 
     - `tokens`: indices into `TOKENS`, or into `CLAUSES`, `[batch, time]`; a
       program ends with END, which also fills the shorter rows.
@@ -212,7 +212,7 @@ def _holds(values: dict[str, int], name: str, sign: str, limit: str) -> bool:
 
 
 def execute(tokens: Sequence[str], conditions: bool | None = None) -> list[int | None]:
-    """Execute a program, with conditions evaluated or all taken as true or false.
+    """Execute a program; evaluate its conditions, or take all as true or all as false.
 
     - `tokens`: as from `program`.
     - `conditions`: None = evaluate them; True or False = take every condition as true,
@@ -234,7 +234,7 @@ def execute(tokens: Sequence[str], conditions: bool | None = None) -> list[int |
 
 
 def test_rng(seed: int) -> random.Random:
-    """Return a random number generator for test programs, apart from training seeds.
+    """Return a random generator for test programs with a seed that training never uses.
 
     - `seed`: seed of the training, from 0 to 999. A negative seed would not differ, as
       Python takes its absolute value.
@@ -245,7 +245,7 @@ def test_rng(seed: int) -> random.Random:
 def guess(
     rule: str, tokens: Sequence[str], labels: Sequence[int | None]
 ) -> list[int | None]:
-    """Predict every print of a program by one of `RULES`.
+    """Predict every print statement of a program by one of `RULES`.
 
     - `rule`: one of `RULES`. "most frequent value" needs many programs, and predicts
       nothing here: see `rule_accuracy`.

@@ -30,7 +30,7 @@ def retrieval(
     repeat: bool = False,
     generator: torch.Generator | None = None,
 ) -> Retrieval:
-    """Draw the synthetic tasks of Schlag et al. 2021 (section 6.1).
+    """Draw a batch of the synthetic tasks of Schlag et al. 2021 (section 6.1).
 
     Setting 1 tests the capacity of a memory: every key occurs at most
     once. Setting 2 (`repeat=True`) tests whether it can be updated: keys
@@ -88,7 +88,7 @@ def loss(found: Tensor, wanted: Tensor) -> Tensor:
 
 
 def law(S: float, features: int) -> float:
-    """Return the smallest possible loss of a memory with `features`, after `S` pairs.
+    """Return the lowest possible loss for `S` pairs and this number of `features`.
 
     Retrieved values are a linear map of the values, of rank at most `features`,
     and every direction of the identity that the map lacks costs 0.5.
@@ -111,7 +111,7 @@ def columns(table: str) -> dict[str, dict[int, float]]:
 
 #: Figure 2 of Schlag et al. 2021: final losses of setting 1 in the authors' logs.
 #: The losses have one seed each.
-#: Losses of softmax attention up to 0.001, as at all S up to 340, are left out.
+#: Softmax losses of at most 0.001 are left out, including all those for S up to 340.
 FIGURE_2 = columns("""
   S  linear  dpfp-1  dpfp-2  dpfp-3  favor-64  favor-128  favor-512  softmax
  20  0.0009  0.0008  0.0003  0.0005    0.1300     0.0797     0.0453        -

@@ -36,7 +36,7 @@ class Vocabulary:
 
     @property
     def start(self) -> str:
-        """Return the default prompt: a line break, or the first character without one."""
+        """Return the default prompt: a line break, or else the first character."""
         return "\n"
 
     def encode(self, text: str) -> Tensor:

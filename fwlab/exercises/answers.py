@@ -24,7 +24,7 @@ CUT = "Is there a detach() or a no_grad() on its way to the result?"
 
 
 class Wrong(Exception):
-    """Signal that a learner's answer is wrong, with one sentence that says why."""
+    """Signal that a learner's answer is wrong, and say why in one sentence."""
 
 
 @dataclass
@@ -119,7 +119,7 @@ def tensors(result: Any) -> tuple[Tensor, ...] | None:
 
 
 def compare(found: Tensor, expected: Tensor, because: str = "") -> None:
-    """Raise `Wrong`, with the largest difference, unless two tensors agree to rounding.
+    """Raise `Wrong` with the largest difference unless tensors agree up to rounding.
 
     - `found`: tensor of the answer, any shape; float32 is compared with fewer digits.
     - `expected`: the same shape.
@@ -271,7 +271,7 @@ def _easy(drawn: list[Any]) -> list[float]:
 def _small(
     x: Tensor, cut: dict[int, int], numbers: list[float], chance: random.Random
 ) -> Tensor:
-    """Shrink the dimensions of a tensor, and fill the tensor with random `numbers`."""
+    """Cut the dimensions of a tensor, and fill it with random picks from `numbers`."""
     x = x[tuple(slice(cut.get(size, size)) for size in x.shape)]
     some = [chance.choice(numbers) for _ in range(x.numel())]
     return torch.tensor(some, dtype=x.dtype).reshape(x.shape)
@@ -310,7 +310,7 @@ def where(answer: Answer, frames: "list[tuple[str, int, dict[str, Any]]]") -> st
 
 
 def raised(answer: Answer, error: BaseException) -> str:
-    """Describe the exception that an answer raised, with the learner's line."""
+    """Describe the exception that an answer raised, and where in the learner's code."""
     frames = [
         (frame.f_code.co_filename, line, frame.f_globals)
         for frame, line in traceback.walk_tb(error.__traceback__)
@@ -334,7 +334,7 @@ def described(error: BaseException) -> str:
 
 
 def short(text: str) -> str:
-    """Return a text of at most 300 characters, and shorten a longer one."""
+    """Return a text, shortened to at most 300 characters."""
     return text if len(text) <= 300 else f"{text[:300]}..."
 
 

@@ -17,7 +17,7 @@ FUNCTIONS = {
     )
 }
 TAKES = {"outer": 2, "maximum": 2, "minimum": 2, "where": 3}  # The default is 1.
-#: Further syntax that a rule may use. It is safe to run, because it reaches no names.
+#: Further syntax that a rule may use. It is safe, as it has no attributes or imports.
 ALLOWED = (
     *(ast.Return, ast.Assign, ast.AugAssign, ast.Call, ast.Name, ast.expr_context),
     *(ast.Constant, ast.BinOp, ast.UnaryOp, ast.UAdd, ast.USub, ast.Add, ast.Sub),

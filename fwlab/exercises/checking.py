@@ -185,7 +185,7 @@ def yours_or(answer: Any, name: str | None = None) -> Callable[..., Any]:
     - Returns a function to use from here on.
     """
     for each in EXERCISES.values():
-        if answer is each.reference:  # The cell ran before.
+        if answer is each.reference:  # This cell has run before.
             name = each.name
     exercise, complaint = _find(answer if name is None else name)
     if exercise is None:
@@ -270,12 +270,12 @@ class _Verdict(NamedTuple):
 
     @property
     def lines(self) -> list[str]:
-        """Return the lines that `check` prints below the sentence."""
+        """Return the lines that `check` prints below the property's sentence."""
         return [x for x in (self.misconception, self.wrong, self.case) if x]
 
     @property
     def why(self) -> str:
-        """Return the sentence of the property and the explanation of the error."""
+        """Return the property's sentence and the explanation of the error."""
         return " ".join(filter(None, (f"{self.sentence}?", *self.lines)))
 
 
@@ -366,9 +366,9 @@ def _verdict(
         why = f"Your result led to {described(error)}"
     misconception = case = ""
     try:
-        with redirect_stdout(io.StringIO()):  # The output was printed before.
+        with redirect_stdout(io.StringIO()):  # The output has been printed already.
             misconception = _recognise(exercise, tried, answer, before)
-            slow = time.monotonic() > start + SECONDS / 4  # Save time for the message.
+            slow = time.monotonic() > start + SECONDS / 4  # Keep time for the message.
             if not misconception and not slow:
                 case = _counterexample(exercise, answer)
     except SystemExit:  # The answer was stopped, or calls `sys.exit`.
@@ -379,7 +379,7 @@ def _verdict(
 def _recognise(
     exercise: Exercise, failed: Property, answer: Answer, before: int
 ) -> str:
-    """Return the text of the misconception that explains an answer, or "".
+    """Return the text of the misconception that explains a wrong answer, or "".
 
     A misconception must agree in all calls and examples; a misconception of the failed
     property must agree only in the calls of this property, from `before` on. There,
@@ -427,7 +427,7 @@ def _varied(some: list[Call]) -> bool:
 
 
 def _far(exercise: Exercise, asked: list[Call], function: Answer) -> float:
-    """Return the ratio of an answer's distances to a function and to the solution."""
+    """Return an answer's distance to a function, divided by that to the solution."""
     from_function = from_right = 0.0
     for call in asked:
         results = (
@@ -506,7 +506,7 @@ def _first_step(exercise: Exercise, answer: Answer, given: dict[str, Any]) -> st
 
 
 def _variables(function: Answer, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the local variables of a function at its return, without arguments."""
+    """Return the local variables that a function has at its end, without arguments."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:  # The function is a module, for example.
         return {}
@@ -584,7 +584,7 @@ def _same(a: tuple[Tensor, ...] | None, b: tuple[Tensor, ...] | None) -> bool:
 
 
 def _kind(x: Tensor) -> tuple[Any, ...]:
-    """Return the types and shapes that two results must share to be compared."""
+    """Return the properties of a tensor that two results must share to be compared."""
     return x.shape, x.layout, x.device, x.is_complex()
 
 

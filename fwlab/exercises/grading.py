@@ -104,7 +104,7 @@ def grade(
     expected: Iterable[str] | None = None,
     own: tuple[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Run a notebook, and return which exercises its own checks find right.
+    """Run a notebook, and return the verdicts of its own checks on its exercises.
 
     An exercise is right if one of its checks, at the moment when it runs,
     finds the answer right.

@@ -23,7 +23,7 @@ GUIDE = (
 def student_notebook(
     title: str, exercises: Iterable[Exercise], own: str = ""
 ) -> dict[str, Any]:
-    """Return a notebook to hand out, with a task, a function and a check per exercise.
+    """Return a notebook to hand out: a task, a function and a check for each exercise.
 
     - `title`, `exercises`: heading and exercises of the notebook.
     - `own`: a module to import, if the exercises are not fwlab's.

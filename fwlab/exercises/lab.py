@@ -127,7 +127,7 @@ def _source(function: Any, parts: dict[str, str], others: dict[str, Any]) -> str
         home = where not in ("__main__", "my_lab") and sys.modules.get(where)
         called = getattr(value, "__name__", "")
         new = f" as {name}" if called != name else ""
-        if isinstance(value, float) and value - value != 0:  # This is inf or NaN.
+        if isinstance(value, float) and value - value != 0:  # The value is inf or NaN.
             parts[name] = f'{name} = float("{value}")'
         elif isinstance(value, bool | int | float | str | None):
             parts[name] = f"{name} = {value!r}"
@@ -136,7 +136,7 @@ def _source(function: Any, parts: dict[str, str], others: dict[str, Any]) -> str
             new = f" as {name}" if called != name else ""
             parts[name] = f"{f'from {above} ' * bool(above)}import {called}{new}"
         elif where == "my_lab" and any(called in x for x in others.values()):
-            parts[name] = f"{name} = {called}" if new else ""  # The name is saved.
+            parts[name] = f"{name} = {called}" if new else ""  # It is saved already.
         elif value is getattr(home, called, parts):
             parts[name] = f"from {where} import {called}{new}"
         elif isinstance(value, FunctionType):

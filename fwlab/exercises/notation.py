@@ -219,7 +219,7 @@ class Misconception:
 
     @property
     def source(self) -> str:
-        """Return the code of the wrong function: edited solution, or an expression."""
+        """Return the wrong function's code: an edited solution, or an expression."""
         name = self._function.__name__
         if self.line.startswith("start:"):
             edits = self.line.removeprefix("start:").strip()
@@ -299,7 +299,7 @@ def printed(exercise: Exercise) -> str:
 
 
 def _items(function: Answer) -> list[tuple[str, str, list[str]]]:
-    """Split a docstring into the task and items: sign, words and lines of code."""
+    """Split a docstring into the task and items (sign, text and lines of code)."""
     items: list[tuple[str, list[str], list[str]]] = [("", [], [])]
     for line in inspect.cleandoc(function.__doc__ or "").splitlines():
         sign, words, code = items[-1]

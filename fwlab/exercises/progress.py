@@ -33,13 +33,13 @@ def note(name: str, right: bool, sure: float | None = None) -> None:
 
 
 def done() -> dict[str, bool]:
-    """Return True (right) or False for all answers so far, by name."""
+    """Return all results so far, True (right) or False (wrong), by name."""
     file = place()
     return _session | (read(file) if file else {})
 
 
 def given() -> dict[str, float]:
-    """Return the probability that the reader has given each first prediction."""
+    """Return the probabilities that the reader gave to first predictions, by name."""
     file = place()
     kept = (_content(file).get(SURE) if file else None) or {}
     known = kept.items() if isinstance(kept, dict) else ()

@@ -129,7 +129,7 @@ class Checks:
         return holds
 
     def in_chunks(self, draw: Draw | None = None, time: int = 1024) -> Holds:
-        """Check, by its work and memory, that an answer computes in chunks.
+        """Check by the work and memory of an answer that it computes in chunks.
 
         - `draw`: takes a generator, a number of steps and a size of chunks; keys `k`
           and values `v` have to be wide.
@@ -250,7 +250,7 @@ def _works_in_chunks(
             "Your function does the same work in chunks of 64 and of 32 steps: "
             "chunk is not used. A chunk of n steps has n x n products of its own."
         )
-    # Chunks of twice the length have a ratio of 2, the delta rule by an inverse 1.91.
+    # The ratio is 2 for chunks of twice the length, 1.91 for a delta rule by inversion.
     if many - few > 1.95 * (many_right - few_right):
         raise Wrong(
             "Between chunks of 64 and of 32 steps, your work changes by more than "
@@ -259,7 +259,7 @@ def _works_in_chunks(
 
 
 def exactly(*names: str) -> Draw:
-    """Return a `draw` that takes the values of the arguments as a size.
+    """Return a `draw` function whose size holds the values of the arguments themselves.
 
     - `names`: the names of the arguments.
     - Returns what `exercise` and the checks take as `draw`.
@@ -292,7 +292,7 @@ def _cases(
 
 
 def _compare(result: Any, target: Any, because: str, inputs: dict[str, Any]) -> None:
-    """Raise `Wrong` unless two tensors, or two numbers, agree to rounding."""
+    """Raise `Wrong` unless two tensors, or two numbers, agree up to rounding."""
     if isinstance(target, Tensor):
         compare(result, target, because)
     elif not abs(result - target) <= 1e-9 * (abs(target) or 1):

@@ -330,7 +330,7 @@ def _forgiving(name: str) -> Callable[..., Any]:
 
 
 def _names(expression: str) -> set[str]:
-    """Return the names that an expression uses, or none if it cannot be parsed."""
+    """Return the names in an expression, or an empty set if it cannot be parsed."""
     with suppress(SyntaxError):
         nodes = ast.walk(ast.parse(expression, mode="eval"))
         return {node.id for node in nodes if isinstance(node, ast.Name)}

@@ -79,7 +79,7 @@ class AFTSimple(AFT):
 
 
 class PositionedAFT(AFT):
-    """Extend `AFT` by tables of position biases for `max_len` positions."""
+    """Extend `AFT` with tables of position biases for `max_len` positions."""
 
     # $u$ and $v$ of Eq. 7 start small but not at 0: if both were 0, neither would get a
     # gradient.
@@ -93,7 +93,7 @@ class PositionedAFT(AFT):
             self.bias_v = nn.Parameter(0.1 * torch.randn(max_len, factor))
 
     def position_tables(self) -> list[nn.Parameter]:
-        """List the tables of `max_len` rows. Returns one or two parameters."""
+        """List the tables with one row per position. Returns one or two parameters."""
         return list(self.parameters(recurse=False))
 
     def _check_end(self, end: int) -> None:
@@ -178,7 +178,7 @@ class AFTLocal(PositionedAFT):
             self.band = nn.Parameter(torch.zeros(max_len, columns))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-        """Call `ops.aft_local` with the rows of the band for new queries (Eq. 4)."""
+        """Call `ops.aft_local` with the window biases of the new queries (Eq. 4)."""
         state, past = options["state"], 0
         if state is not None:
             operation.check_state("AFTLocal", state, PositionedState)
@@ -195,7 +195,7 @@ class AFTLocal(PositionedAFT):
         return (y, PositionedState(end, memory)) if options["return_state"] else y
 
     def _factorised(self, past: int, end: int) -> Tensor:
-        r"""Compute rows `past` to `end` of the factorised band, $u_t \cdot v_{t'}$."""
+        r"""Compute rows `past` to `end` of factorised biases, $u_t \cdot v_{t'}$."""
         reach = self.window - 1
         ahead = 0 if self.causal else reach
         # The table has an additional row, because `unfold` cannot return zero rows.
@@ -238,7 +238,7 @@ class Kernel(nn.Module):
 
 
 class AFTConv(AFT):
-    """Compute AFT with one bias per head and distance (Eq. 6, with Eq. 8).
+    """Compute AFT with one bias per head and distance (Eqs. 6 and 8).
 
     - `d_model`: width of the input; a multiple of `heads`.
     - `heads`: number of heads; the channels of a head share its biases.
@@ -276,7 +276,7 @@ class AFTConv(AFT):
 
 
 class AFTConv2d(AFT):
-    """Compute AFT-conv on images (Eq. 6, with Eq. 8); every pixel sees all pixels.
+    """Compute AFT-conv on images (Eqs. 6 and 8); every pixel sees all pixels.
 
     - `size`: height and width of the centred kernel, odd.
     - `d_model`, `heads`, `shared_key`: as in `AFTConv`; pixels are tokens.

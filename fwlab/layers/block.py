@@ -139,5 +139,5 @@ def new_norm(norm: str, d_model: int, eps: float) -> nn.Module:
 
 
 def usual_d_ff(d_model: int, mlp: str) -> int:
-    """Return the width inside an MLP that has `8 * d_model**2` weights."""
+    """Return the hidden width of an MLP that has `8 * d_model**2` weights."""
     return 4 * d_model if mlp == "gelu" else round(8 * d_model / 3)

@@ -11,7 +11,7 @@ from fwlab.ops import _operation as operation
 
 
 class Causal(nn.Module):
-    """Define a layer for sequences in which no token sees a later token.
+    """Define the interface of layers in which no token sees a later token.
 
     A subclass defines `_mix`. Any combination of `prefill` and `step` gives the same
     outputs as `forward` with the whole sequence.

@@ -20,7 +20,7 @@ _BLOCK = ("norm_mixer", "to_q", "to_out", "norm_mlp", "expand", "contract")
 
 
 class FeedbackBlock(nn.Module):
-    """Compute one layer of the stack for one step."""
+    """Compute one layer of a Feedback Transformer for one step."""
 
     # There are no projections to keys and values, which come from the memory.
     def __init__(self, d_model: int, d_ff: int):
@@ -179,7 +179,7 @@ class FeedbackTransformer(Causal):
         return stack
 
     def weights(self) -> ops.FeedbackWeights:
-        """Stack the weights of all layers to a tuple for `ops.feedback`.
+        """Stack the weights of all layers into a tuple for `ops.feedback`.
 
         - Returns a `FeedbackWeights`, through which gradients flow back to the parameters.
         - Raises `ValueError` for a module that has to be called, such as one with an
@@ -261,7 +261,7 @@ class FeedbackTransformer(Causal):
 
 
 def called_module(blocks: Iterable[nn.Module]) -> str | None:
-    """Return the name of a module that must be called, or None if weights are enough.
+    """Describe a module that must be called, or return None if weights are enough.
 
     Modules with adapters, quantised weights, hooks or another `eps` must be called.
     """

@@ -105,7 +105,7 @@ class BoundedDecay(nn.Module):
 
 
 def low_rank(layer: Any, size: int) -> nn.Sequential:
-    """Make a low-rank projection through the width of a head, as in Kimi Linear."""
+    """Make a low-rank projection (rank = width of a head), as in Kimi Linear."""
     return nn.Sequential(
         nn.Linear(layer.d_model, layer.head_width, bias=False),
         nn.Linear(layer.head_width, size, bias=False),
@@ -157,7 +157,7 @@ class Removed(nn.Module):
 
 
 class Ask(nn.Module):
-    r"""Compute Comba's factor $\sigma(c)$ of erase keys, trained per head."""
+    r"""Compute Comba's factor $\sigma(c)$ of erase keys, one trained $c$ per head."""
 
     def __init__(self, layer: Any):
         super().__init__()

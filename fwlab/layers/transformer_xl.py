@@ -34,7 +34,7 @@ class SegmentState(NamedTuple):
 
 
 def shift_rows(scores: Tensor) -> Tensor:
-    r"""Shift scores by distance so that their columns are key positions.
+    r"""Shift scores whose columns are distances, so that columns become key positions.
 
     Of $L$ rows, row $i$ moves left by $L - 1 - i$. To move all rows at
     once, add a column of zeros on the left and reshape to rows of another
@@ -152,7 +152,7 @@ class RelativeAttention(Causal):
         return torch.cat([*per_head(self.to_k(x), self.to_v(x), heads=self.heads)], -1)
 
     def _attend(self, q: Tensor, keys_values: Tensor, real: Tensor | None) -> Tensor:
-        """Attend from the last steps to all keys so far: `[batch, time, heads, width]`."""
+        """Compute attention from each of the last steps to all keys up to that step."""
         time, count = q.shape[1], keys_values.shape[1]
         k, v = keys_values.chunk(2, -1)
         scores = torch.einsum("bihd,bjhd->bhij", q + self.content_bias, k)
@@ -168,7 +168,7 @@ class RelativeAttention(Causal):
         return torch.einsum("bhij,bjhd->bihd", weights, v)
 
     def _by_distance(self, q: Tensor, count: int) -> Tensor:
-        """Compute position scores `[batch, heads, time, count]` by falling distance."""
+        """Compute position scores `[batch, heads, time, count]`, farthest key first."""
         codes = self.codes[:count].flip(0)
         if q.shape[1] > 1 or not is_plain(self.to_r):
             (r,) = per_head(self.to_r(codes), heads=self.heads)

@@ -137,7 +137,7 @@ def configuration(folder: Path) -> Configuration:
 
 
 def _stored(folder: Path, family: Family) -> tuple[dict[str, Tensor], Path]:
-    """Open the weights by published name, and return the file that lists them.
+    """Load the weights by published name, and return them and the file that lists them.
 
     Raises `ValueError` or `OSError` for a file that is missing or damaged, for names
     that are missing or superfluous, and for quantised weights.

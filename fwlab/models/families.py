@@ -43,7 +43,7 @@ class Configuration:
         return usual if value is None else value
 
     def only(self, **supported: Any) -> None:
-        """Raise `ValueError` unless each value is missing or the supported value."""
+        """Raise `ValueError` if a value is given but is not the supported value."""
         for name, value in supported.items():
             if self.get(name, value) != value:
                 raise ValueError(
@@ -67,7 +67,7 @@ class Piece(NamedTuple):
 
 
 class Family(NamedTuple):
-    """Describe the configuration and the names of the weights of a checkpoint.
+    """Describe a checkpoint: arguments of `LanguageModel`, and names of the weights.
 
     - `model`: arguments of `LanguageModel`.
     - `pieces`: names of all weights.

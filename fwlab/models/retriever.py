@@ -156,7 +156,7 @@ class Retriever(nn.Module):
         return q, k, logits
 
     def _of_pairs(self, projection: nn.Linear, keys: Tensor, values: Tensor) -> Tensor:
-        """Project the concatenation of one-hot value and embedded key of each pair.
+        """Project each pair, the concatenation of its one-hot value and embedded key.
 
         All keys are projected once, and the values are columns of the weight.
         """

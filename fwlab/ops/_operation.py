@@ -60,7 +60,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 class Range(NamedTuple):
-    """Declare the range of the values of an argument, in its annotation.
+    """Declare the range of an argument's values, in its annotation.
 
     - `hint`: the advice at the end of the error message for a value out of range.
     """
@@ -233,7 +233,7 @@ def empty(like: Tensor, *others: Tensor) -> Tensor:
 
 
 def unseen(like: Tensor, *sizes: Sequence[int]) -> list[Tensor]:
-    r"""Return keys of $-\infty$ and values of 0 of each size, in at least float32."""
+    r"""Return keys of $-\infty$ and values of 0 for each size, in at least float32."""
     dtype = torch.promote_types(like.dtype, torch.float32)
     fills = [(size, fill) for size in sizes for fill in (-torch.inf, 0)]
     return [like.new_full(size, fill, dtype=dtype) for size, fill in fills]

@@ -81,7 +81,7 @@ def rule(
     *,
     corrects: bool = False,
 ) -> Callable[[Callable[P, Inputs]], Callable[P, Any]]:
-    """Return a decorator that makes an operation of a function that returns `Inputs`.
+    """Return a decorator that turns a function returning `Inputs` into an operation.
 
     - `forms`: the implementations of its recurrence; "auto" prefers the last.
     - `loop`, `normalized_loop`: the naive implementation, without and with a

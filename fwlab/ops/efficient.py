@@ -46,7 +46,7 @@ FEW = 2
 
 
 def linear(x: Inputs, W: Tensor, z: Tensor | None, alone: bool) -> Any:
-    """Compute the linear recurrence (c0) in chunks, with a custom backward pass."""
+    """Compute the linear recurrence (Eq. c0) in chunks, with a custom backward pass."""
     if z is None:
         y, W = compute(x, W, alone, corrects=False)
         return y, W, None
@@ -65,7 +65,7 @@ def linear(x: Inputs, W: Tensor, z: Tensor | None, alone: bool) -> Any:
 
 
 def delta(x: Inputs, W: Tensor, z: Tensor | None, alone: bool) -> Any:
-    """Compute the delta recurrence (d0) in chunks, with a custom backward pass."""
+    """Compute the delta recurrence (Eq. d0) in chunks, with a custom backward pass."""
     if z is None:
         y, W = compute(x, W, alone, corrects=True)
         return y, W, None
@@ -167,7 +167,7 @@ def is_usual(total: Tensor) -> bool:
 
 
 def one_chunk(x: Inputs, corrects: bool, normalize: bool = False) -> Tensor:
-    """Compute a sequence without states as one chunk: $Y$ = scores $U$.
+    """Compute a sequence without states as one chunk: $Y$ is the scores times $U$.
 
     - `normalize`: divide $Y$ by the sums of the scores.
     """
@@ -186,7 +186,7 @@ def one_chunk(x: Inputs, corrects: bool, normalize: bool = False) -> Tensor:
 
 
 class Terms(NamedTuple):
-    """Hold the terms of (e1) to (e3) for n chunks; no term depends on a state."""
+    """Hold the terms of Eqs. e1 to e3 for n chunks; no term depends on a state."""
 
     update: Tensor  # The shape is [n, C, value].
     erase: Tensor | None  # The shape is [n, C, key]; None in the linear recurrence.
@@ -200,7 +200,7 @@ def summarize(
     q: Tensor, k: Tensor, v: Tensor, decay: Any, strength: Any, erase_key: Any,
     corrects: bool, early: bool,
 ) -> Terms:  # fmt: skip
-    r"""Compute the terms of (e1) to (e3) for chunks `[n, C, width]`.
+    r"""Compute the terms of Eqs. e1 to e3 for chunks `[n, C, width]`.
 
     What a step erases depends on what earlier steps have written. All steps together
     solve a triangular system, with $A = \mathrm{stril}(R K^\top) \odot \Gamma$:
@@ -230,7 +230,7 @@ def solve(A: Tensor, B: Tensor) -> Tensor:
 def scan(
     states: Any, kept: Any, update: Any, erase: Any, write: Any, *, empty: bool
 ) -> None:
-    """Compute the states of all chunks in order and in place, by (e1) and (e2).
+    """Compute the states of all chunks in order and in place (Eqs. e1 and e2).
 
     All arguments are lists with an item per chunk; `states` also has the initial state.
     For the backward pass, reverse the lists, and exchange `erase` and `write`. If both
@@ -315,7 +315,7 @@ def backward(
         cuts = pieces(inputs, steps, C, states.dtype)
 
         def present(leaves: Any, cuts: Any = cuts) -> dict[str, Tensor]:
-            """Recompute the terms of chunks from `leaves` and `cuts`, and drop None."""
+            """Recompute the terms of chunks from `leaves` and `cuts`; omit None."""
             terms = summarize(**{**cuts, **leaves}, corrects=corrects, early=early)
             return {name: x for name, x in terms._asdict().items() if x is not None}
 
@@ -333,7 +333,7 @@ def backward(
         d_state, after = d_states[0], d_states[1:].flatten(0, 1)
         if not corrects:
             dU.baddbmm_(terms.write, after.mT)
-        # The gradients of all terms follow from (e1) to (e3); autograd does the rest.
+        # The gradients of all terms follow from Eqs. e1 to e3; autograd does the rest.
         U, d_terms = terms.update, {"update": dU}
         if terms.erase is not None:
             U = torch.baddbmm(U, terms.erase, before.mT)

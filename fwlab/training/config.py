@@ -36,7 +36,7 @@ SIZES = ("layers", "heads", "d_model", "d_ff", "block", "batch", "accumulate")
 COUNTS = ("steps", "eval_every", "eval_windows", "log_every")
 AMOUNTS = ("lr", "min_lr", "weight_decay", "warmup", "grow_steps", "conv")
 SHARES = ("dropout", "attention_dropout", "beta2")
-#: Maximum of sizes, above which PyTorch overflows, and of layers, a Python list.
+#: Maximum size, above which PyTorch overflows, and maximum number of layers.
 LARGEST, MOST_LAYERS = 2**53, 10_000
 #: Ranges of numbers: names of fields, description of the range, and test.
 RANGES: list[tuple[tuple[str, ...], str, Callable[[Any], bool]]] = [

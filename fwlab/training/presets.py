@@ -43,7 +43,7 @@ def _labml(**options: Any) -> Config:
 
 
 def _wikitext(**options: Any) -> Config:
-    """Return a config with the options shared by Schlag et al. 2021, Appendix F."""
+    """Return a config with the common options of Schlag et al. 2021, Appendix F."""
     shared: dict[str, Any] = {"layers": 16, "heads": 8, "d_ff": 2048, "dropout": 0.1}
     shared |= {"lr": 2.5e-4, "min_lr": 0.0, "warmup": 2000, "beta2": 0.999}
     shared |= {"weight_decay": 0.0, "clip": 0.25, "eval_every": 4000}

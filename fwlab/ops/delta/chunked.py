@@ -50,7 +50,7 @@ def solve(A: Tensor, B: Tensor) -> Tensor:
 
 
 def delta(x: Inputs, W: Tensor, z: Tensor | None, alone: bool) -> Any:
-    """Compute the delta recurrence (d0), all steps of a chunk at once."""
+    """Compute the delta recurrence (Eq. d0), all steps of a chunk at once."""
     if z is not None:
         return normalized_delta(x, W, z)
     # Chunks depend on each other only through the state.

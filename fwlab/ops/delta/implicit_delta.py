@@ -44,7 +44,7 @@ def loop(
 
 
 def strength(k: Tensor, beta: Tensor) -> Tensor:
-    """Return the step size of (n7), the write strength of the recurrence.
+    """Return the optimal step size (Eq. n7), the write strength of the recurrence.
 
     - `k`: `[..., key]`, `beta`: `[...]`.
     """

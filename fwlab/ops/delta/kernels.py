@@ -43,7 +43,7 @@ from fwlab.ops.triton_tiles import (
 
 @triton.jit
 def joined(X, A, size: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
-    """Merge pairs of inverted diagonal blocks of `size` rows by (k1)."""
+    """Merge pairs of inverted diagonal blocks of `size` rows (Eq. k1)."""
     i = tl.arange(0, C)
     pair = (i // (2 * size))[:, None] == (i // (2 * size))[None, :]
     same = (i // size)[:, None] == (i // size)[None, :]
@@ -89,7 +89,7 @@ def prepare(
     k, decay, gammas, products, beta, X, time, heads, programs, K: tl.constexpr,
     BK: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the inverse of the matrix in (d4) for one chunk.
+    """Compute the inverse of the triangular matrix of one chunk (Eq. d4).
 
     The kernel loads k and stores X: b (K + C) bytes per step and head. Operations: 2 C
     K, and 8 C^2 for the inverse of a chunk of 64.
@@ -116,7 +116,7 @@ def solve(
     k: Tensor, decay: Tensor | None, gammas: Tensor | None,
     products: Tensor | None, beta: Tensor, form: Form,
 ) -> Tensor:  # fmt: skip
-    """Return the inverses in (d4) of all chunks, `[chunks * batch * heads, C, C]`."""
+    """Return all chunks' inverses (Eq. d4), `[chunks * batch * heads, C, C]`."""
     batch, time, heads, K = k.shape
     programs = batch * heads
     n = count(time, form.C) * programs

@@ -82,8 +82,8 @@ def rwkv7_rule(
 
     Source: Peng et al. 2025 (arXiv:2503.14456).
     """
-    # Each token takes two steps: a delta step with a and b towards 0, then the pair. a
-    # reads before the decay; otherwise it would have to be divided by the decay.
+    # Each token takes two steps: a delta step with `a`, `b` towards 0, then the pair.
+    # `a` reads before the decay; otherwise it would have to be divided by the decay.
     none = torch.zeros_like(a)
     return Inputs(
         decay=factor(in_turn(log_decay, none)),

@@ -43,7 +43,7 @@ from torch.nn import functional as F
 from fwlab.ops._recurrence import Recurrence
 from fwlab.ops.feedback.weights import EPS, FeedbackWeights
 
-#: Steps per block of the backward pass, which adds gradients of older memories at once.
+#: Steps per block of the backward pass, which adds to older memories once per block.
 BLOCK = 32
 
 #: From this number of steps on, transposed copies of the weights save time.
@@ -206,7 +206,7 @@ def attend(
 def backward(
     given: Any, kept: Any, gradients: Any, needed: Any, normalize: bool
 ) -> Any:
-    """Compute the gradients of all inputs, block by block from the last step on."""
+    """Compute gradients of all inputs, from the last block of steps to the first."""
     x = Stack(*given)
     b = recompute(x, kept, gradients, normalize)
     past, (layers, time) = x.past.shape[4], b.attended.shape[:2]
@@ -311,7 +311,7 @@ def drop(x: Tensor, factors: Tensor | None, *at: int) -> Tensor:
 
 
 def attention_weights(x: Stack, b: Terms, start: int, stop: int) -> Tensor:
-    """Recompute the attention weights $p$ of a block of queries, with zeros for $da$.
+    """Return zeros for $da$ and recomputed attention weights $p$ of a block of queries.
 
     - Returns `[2, layers, batch * heads, steps, memories]`.
     """
@@ -406,12 +406,12 @@ def layer(
 
 
 def older(b: Terms, start: int, stop: int, da: Tensor, p: Tensor) -> None:
-    """Add the gradients from a block of queries to the memories before the block."""
+    """Add the gradients from a block of queries to those of the memories before it."""
     n, steps = p.shape[-1], slice(start, stop)
     old = n - (stop - start)
     K, V = b.kv.flatten(2, 3)
     q, dz = b.vectors[:, :, :, steps]
-    # For the lowest layer, compute (g3) for older keys, and the gradients of queries.
+    # For the lowest layer, compute Eq. g3 for older keys, and the gradients of queries.
     z = b.attended[0, steps].view(stop - start, len(dz[0]), -1).transpose(0, 1)
     D = (dz[0] * z).sum(-1, keepdim=True)
     dp = torch.bmm(dz[0], V[0, :, :old].mT) - D

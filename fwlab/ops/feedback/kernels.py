@@ -77,7 +77,7 @@ def attend(
     q, k, v, r, hidden, z, lse, clock, N, time, past, K: tl.constexpr,
     BK: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Compute the attention of one query in one head (Eqs. f4, f5) and its LSE (k1).
+    """Compute one query's attention (Eqs. f4, f5) and log-sum-exp (Eq. k1) in one head.
 
     Each of the BN rows of a tile has its own maximum and sum, which are combined once,
     at the end.
@@ -128,7 +128,7 @@ def attend_backward(
     N, time, past, K: tl.constexpr, BK: tl.constexpr, F: tl.constexpr,
     BF: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of one query in one head by (k2) and (k4).
+    """Compute the gradient of one query in one head (Eqs. k2 and k4).
 
     It stores the two parts of dq separately, like the efficient version, and dz and D
     for `pull`.
@@ -192,7 +192,7 @@ def pull(
     q, dz, lse, D, kv, dkv, r, hidden, out, clock, N, time, past, batch, heads, layers,
     groups, K: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of one memory in one head and layer by (k2) and (k3).
+    """Compute the gradient of one memory in one head and layer (Eqs. k2 and k3).
 
     This sums over all later queries, which are contiguous in time. With a clock, the
     memory is that of the clock's step; without a clock, each program has its own.
@@ -257,7 +257,7 @@ def pull(
 
 @triton.jit(do_not_specialize=["width"])
 def slope(dh, saved, clock, width, BW: tl.constexpr):
-    """Multiply dh by the derivative of GELU in `saved`; store the product in both.
+    """Multiply dh by the saved derivative of GELU; store the product in place of both.
 
     The kernel loads 8 bytes per scalar, and stores 8; one operation. Lower bound: the
     start of a kernel.
@@ -275,7 +275,7 @@ def slope(dh, saved, clock, width, BW: tl.constexpr):
 def norm_backward(
     dy, y, rstd, base, alpha, dm, dx, saved, clock, d, l, BD: tl.constexpr,
 ):  # fmt: skip
-    r"""Compute the gradient through a norm for one sequence, and add other gradients.
+    r"""Compute the gradient through a norm for one sequence; add those of other paths.
 
     $$dx = \mathrm{rstd}\,\big(dy - \overline{dy}
         - y\;\overline{y\,dy}\big) \tag{k5}$$
@@ -524,7 +524,7 @@ def norm_back(
     loop: Loop, dy: Tensor, y: Tensor, rstd: Tensor, saved: Tensor,
     base: Tensor | None = None, dm: Tensor | None = None, l: int = 0,
 ) -> Tensor:  # fmt: skip
-    """Launch the kernel for the gradient through a norm, (k5), for all sequences."""
+    """Launch the kernel for the gradient through a norm (Eq. k5), for all sequences."""
     dx, (batch, d) = torch.empty_like(dy), dy.shape
     _triton.launch(
         norm_backward, (batch,), dy, y, rstd, base, None if dm is None else loop.x.alpha,

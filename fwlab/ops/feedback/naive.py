@@ -136,7 +136,7 @@ def feedback(
     w, layers, groups = weights, weights.to_q.shape[0], k.shape[2]
 
     def keys_and_values(m: Tensor, g: int) -> tuple[Tensor, Tensor]:
-        """Project `m` to keys and values (f2), and append them to `k` and `v`."""
+        """Project `m` to keys and values (Eq. f2), and append them to `k` and `v`."""
         scale = None if w.norm_memory is None else w.norm_memory[g]
         new_k = project_memory(m, w.to_k[g], scale, heads)
         new_v = project_memory(m, w.to_v[g], scale, heads)

@@ -50,7 +50,7 @@ def fwp(
 
     - `real`: `bool [batch, time]`, False = the step is masked; None = all are real.
     """
-    if activation is None:  # (a2): The inputs of masked steps are 0, so they write 0.
+    if activation is None:  # Eq. a2; the inputs of masked steps are 0, so they write 0.
         same: Any = {"state": W, "return_state": True, "implementation": "efficient"}
         out: Any = sum_rule(x, b, a, normalize=False, **same)
         return out
@@ -214,7 +214,7 @@ def _by_time(x: Tensor, W: Tensor) -> Tensor:
 
 
 def _left(x: Tensor, W: Tensor) -> Tensor:
-    r"""Return the product $x^\top W$ of every step.
+    r"""Return the product $x^\top W$ at every step.
 
     On a CPU, a row vector times a matrix is faster than a matrix times a column vector.
     """

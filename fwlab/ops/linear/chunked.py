@@ -94,7 +94,7 @@ def carry(W: Tensor, U: Tensor, K: Tensor, d: Any) -> Tensor:
 
 
 def linear(x: Inputs, W: Tensor, z: Tensor | None, alone: bool) -> Any:
-    r"""Compute the linear recurrence (c0), all steps of a chunk at once:
+    r"""Compute the linear recurrence (Eq. c0), all steps of a chunk at once:
 
     $$Y = \gamma\, Q W^\top
       + \big(\mathrm{tril}(Q K^\top) \odot \Gamma\big)\, U \tag{c1}$$

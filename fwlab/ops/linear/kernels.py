@@ -163,7 +163,7 @@ def read(
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the outputs (c1) of one chunk, for some columns of y.
+    """Compute the outputs (Eq. c1) of one chunk, for some columns of y.
 
     When few heads leave most of the GPU idle, `forward` only computes the states, and
     this kernel computes the outputs of all chunks side by side. It loads the states and
@@ -271,7 +271,7 @@ def backward_inputs(
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of the inputs of a chunk: (c3), (c4), (c7), (d7), (d8).
+    """Compute the gradients of a chunk's inputs (Eqs. c3, c4, c7, d7 and d8).
 
     A program computes one chunk and `BK` columns of q and k. It loads q, k, E, dy (and
     dv) and the two states, and stores dq and dk: b (4 K + 3 V + 2 K V / C) bytes per
@@ -450,7 +450,7 @@ def _form(
     heads: int, K: int, V: int, full: bool,
     fades: bool, corrects: bool, hopper: bool, cores: int,
 ) -> Form:  # fmt: skip
-    """Choose tile sizes for a total of `heads` heads and a GPU with `cores` cores."""
+    """Choose tile sizes for `heads` heads in total, and `cores` multiprocessors."""
     width = max(K, V)
     if full:
         plan = FULL if K <= 128 else FULL_WIDE
@@ -617,7 +617,7 @@ def present(*tensors: Tensor | None) -> list[Tensor]:
 def recurrence(
     name: str, solve: Callable | None = None, reads: Sequence[int] = ()
 ) -> Recurrence:
-    """Make the `Recurrence` of the linear rules, or with `solve` of the delta rules."""
+    """Make the `Recurrence` of linear rules or, with `solve`, of delta rules."""
     there = partial(chunked_forward, solve=solve)
     x = "Tensor q, Tensor k, Tensor v, Tensor? decay, Tensor? strength, "
     x += "Tensor? W, Tensor? z"

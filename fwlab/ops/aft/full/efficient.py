@@ -75,7 +75,7 @@ def _forward(x: Any, keep: bool, reach: int) -> Any:
 def _means(
     x: Any, reach: int, block: slice
 ) -> tuple[Tensor, Tensor, Tensor | None, Pairs]:
-    """Compute the means (e5) of the rows of a block by matrix products.
+    """Compute the mean of each row of a block by matrix products (Eq. e5).
 
     - Returns the inverse of the sums, 0 for rows that fail the test; the means; which
       rows fail, or None; and the keys and values that the block sees.
@@ -97,7 +97,7 @@ def _means(
 def _compute_singles(
     x: Any, reach: int, block: slice, single: Tensor, inverse: Tensor, mean: Tensor
 ) -> None:
-    """Recompute rows for which (e5) may be inexact, in small blocks or by a softmax."""
+    """Recompute rows where Eq. e5 may be inexact, in small blocks or by a softmax."""
     x, n = _first_tiles(x, single)
     for small in _blocks(block.start, block.stop, *SMALL) if reach >= 0 else [block]:
         now = slice(small.start - block.start, small.stop - block.start)
@@ -126,7 +126,7 @@ def _first_tiles(x: Any, single: Tensor) -> tuple[Any, int]:
 
 
 def _backward(x: Any, kept: Any, gradients: Any, needed: Any, reach: int) -> Any:
-    r"""Compute the gradients of all inputs of the tiles, recomputing (e5).
+    r"""Recompute the means (Eq. e5), and return the gradients of all inputs of tiles.
 
     With $p = E X / (E X)$ the weights of a row, $dV = p^\top dm$, and $w$ and $K$ both
     get $p\, dm\, (V - m)$, summed over the rows or columns that share them:
@@ -179,7 +179,7 @@ def _pull(
     x: Any, reach: int, block: slice, slope: Tensor, dw: Tensor,
     single: Tensor | None = None, dm: Any = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the gradients (e6), (e7) for a block of rows, and add (e8) to `dw`.
+    """Return a block's gradients of keys and values; accumulate `dw` (Eqs. e6 to e8).
 
     - `slope`: $G m$ and $G$, 0 for rows that are not computed here.
     - `single`: rows that need a softmax, None = no row; `dm`: gradients of their means.
@@ -270,7 +270,7 @@ def _add(made: Any, w: Tensor, count: int, dK: Tensor, dV: Tensor) -> None:
 def _terms(
     x: Any, reach: int, block: slice, check: bool = True
 ) -> tuple[Pairs, Tensor, Tensor, Tensor | None]:
-    """Return the keys that a block sees and the factors of (e5), 0 if out of bounds.
+    """Return the keys that a block sees and the factors of Eq. e5 (0 if out of bounds).
 
     Usually all factors are within the bounds, which their extremes show. Such factors
     have the same bits in both cases.

@@ -53,7 +53,7 @@ def _forward(x: Any, keep: bool) -> Any:
 
 
 def _sums(k: Tensor, v: Tensor, log_sum: Tensor, mean: Tensor) -> list[Tensor]:
-    r"""Compute the sums of the running means (n1) for all steps at once.
+    r"""Compute the sums of the running means (Eq. n1) for all steps at once.
 
     Let $M_t$ be the running maximum of the keys. Divided by $e^{M_t}$, numerator and
     denominator are linear recurrences:

@@ -51,7 +51,7 @@ def exp(x):
 
 @triton.jit
 def combine(m1, s1, a1, m2, s2, a2):
-    """Combine two triples (k1); two empty triples give an empty triple."""
+    """Combine two triples of maximum and sums (Eq. k1); either may be empty."""
     e = tl.where(m1 == m2, 1.0, exp(-tl.abs(m1 - m2)))
     e1, e2 = tl.where(m1 < m2, e, 1.0), tl.where(m2 < m1, e, 1.0)
     return tl.maximum(m1, m2), s1 * e1 + s2 * e2, a1 * e1 + a2 * e2
@@ -67,14 +67,14 @@ def _load(x, t, c, remaining, D, other):
 
 @triton.jit
 def elements(x, u, w):
-    """Return steps as triples (k1); a key of -inf gives an empty triple."""
+    """Return steps as triples of maximum and sums (Eq. k1), empty for a key of -inf."""
     empty = x == float("-inf")
     return x, tl.where(empty, 0.0, u), tl.where(empty, 0.0, w)
 
 
 @triton.jit
 def load_triple(top, s, a, at, inside):
-    """Load the triple (k1) of each channel; channels outside get the empty triple."""
+    """Load each channel's maximum and sums (Eq. k1); padding gets -inf and 0."""
     return (
         tl.load(top + at, mask=inside, other=float("-inf")),
         tl.load(s + at, mask=inside, other=0.0),
@@ -84,7 +84,7 @@ def load_triple(top, s, a, at, inside):
 
 @triton.jit
 def _store_triple(top, s, a, at, inside, M, S, A):
-    """Store the triple (k1) of each channel."""
+    """Store the maximum and the two sums (Eq. k1) of each channel."""
     tl.store(top + at, M, mask=inside)
     tl.store(s + at, S, mask=inside)
     tl.store(a + at, A, mask=inside)
@@ -106,7 +106,7 @@ def _put_row(x, value, t, c, remaining, D):
 
 @triton.jit
 def _start(top, s, a, at, inside):
-    """Load the triple (k1) of each channel, with a finite maximum for `_step`."""
+    """Load each channel's maximum, made finite for `_step`, and sums (Eq. k1)."""
     M, S, A = load_triple(top, s, a, at, inside)
     return tl.maximum(M, LOWEST), S, A
 
@@ -119,7 +119,7 @@ def _log(S):
 
 @triton.jit
 def _step(M, S, A, k, v):
-    """Add one step to the triple (k1) of each channel.
+    """Add one step to the maximum and the two sums (Eq. k1) of each channel.
 
     Also return the factors of the old sums and of the new step. The larger factor is 1,
     so this takes one exponential.
@@ -137,7 +137,7 @@ def summarize(
     x, u, w, top, s, a, time, D, stride,
     R: tl.constexpr, BD: tl.constexpr, SIGN: tl.constexpr,
 ):  # fmt: skip
-    """Reduce each segment of a sequence to one triple (k1) per channel.
+    """Reduce each segment of a sequence to a maximum and two sums (Eq. k1) per channel.
 
     The kernel loads x and w (and u) once from HBM: 2 b bytes per scalar, where a scalar
     has b bytes. Lower bound: the bytes over the bandwidth. One exponential per scalar.
@@ -167,7 +167,7 @@ def carry(
     top, s, a, top_start, s_start, a_start, top_end, s_end, a_end, segments, D,
     BD: tl.constexpr, AHEAD: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """Replace the triple of each segment by the combined triple of earlier segments.
+    """Replace the triple (Eq. k1) of each segment by that of all earlier segments.
 
     It moves 24 bytes per segment and channel. The lower bound is the latency: segments
     are combined one after another. `AHEAD` segments are loaded at a time.
@@ -196,7 +196,7 @@ def carry(
 
 @triton.jit(do_not_specialize=["time", "D"])
 def outputs(q, k, v, top, s, a, y, time, D, R: tl.constexpr, BD: tl.constexpr):
-    """Compute the outputs (Eq. 5) of one segment, starting from its triple (k1).
+    """Compute the outputs (Eq. 5) of one segment from the sums before it (Eq. k1).
 
     The kernel loads q, k, v and stores y, 4 b bytes per scalar; with `summarize` 6 b
     bytes and 3 exponentials. Lower bound: the bytes over the bandwidth. Each thread
@@ -227,7 +227,7 @@ def outputs_backward(
     q, k, v, dy, top, s, a, top_after, s_after, a_after, dq, dk, dv,
     time, D, R: tl.constexpr, BD: tl.constexpr, ONLY: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients (e3), (e4) of one segment, or with `ONLY` its triple (k1).
+    """Compute a segment's gradients (Eqs. e3, e4), or only its sums (Eq. k1) if `ONLY`.
 
     The two launches load q, k, v, dy twice and store dq, dk, dv: 11 b bytes per scalar,
     4 exponentials. Lower bound: the bytes over the bandwidth.
@@ -294,7 +294,7 @@ def _warps(BD: int) -> int:
 
 
 def _triples(like: Tensor, n: int) -> list[Tensor]:
-    """Allocate three tensors for one triple (k1) per segment."""
+    """Allocate three tensors for the maximum and two sums (Eq. k1) of each segment."""
     batch, _, D = like.shape
     shape = (batch, n, D)
     return [
@@ -305,7 +305,7 @@ def _triples(like: Tensor, n: int) -> list[Tensor]:
 def summary(
     x: Tensor, u: Tensor | None, w: Tensor, time: int, R: int, sign: int
 ) -> list[Tensor]:
-    """Return the triple (k1) of each segment of `R` steps of `sign * x`."""
+    """Return maximum and sums (Eq. k1) of each segment of `R` steps of `sign * x`."""
     batch, stride, D = x.shape
     n, BD = count(time, R), channels(D)
     out = _triples(x, n)
@@ -318,7 +318,7 @@ def summary(
 
 
 def carried(triples: list[Tensor], start: list[Tensor], reverse: bool) -> list[Tensor]:
-    """Launch `carry` on the triples of segments; return the triple of a sequence."""
+    """Launch `carry` on segments' triples; return the triple of the whole sequence."""
     batch, n, D = triples[0].shape
     BD = channels(D, 32)
     end = [torch.empty_like(x) for x in start]
@@ -331,13 +331,13 @@ def carried(triples: list[Tensor], start: list[Tensor], reverse: bool) -> list[T
 
 
 def as_triple(log_sum: Tensor, mean: Tensor) -> list[Tensor]:
-    """Convert a state (log sum, mean) to a triple (k1)."""
+    """Convert a state (log sum, mean) to a maximum and two sums (Eq. k1)."""
     nonempty = (log_sum != -torch.inf).to(mean.dtype)
     return [log_sum.contiguous(), nonempty, mean.contiguous()]
 
 
 def as_state(top: Tensor, s: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-    """Convert a triple (k1) to a state (log sum, mean)."""
+    """Convert a maximum and two sums (Eq. k1) to a state (log sum, mean)."""
     empty = s == 0
     whole = torch.where(empty, 1, s)
     log_sum = torch.where(empty, -torch.inf, top + whole.log())
@@ -345,7 +345,7 @@ def as_state(top: Tensor, s: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _end_gradients(L: Tensor, m: Tensor, dL: Tensor, dm: Tensor) -> list[Tensor]:
-    """Convert the gradients of the final state to a triple for all earlier steps."""
+    """Return the final state's gradients as a triple (Eq. k1), to start `carry`."""
     empty = torch.isinf(L)
     return [
         torch.where(empty, L, -L),
@@ -357,7 +357,7 @@ def _end_gradients(L: Tensor, m: Tensor, dL: Tensor, dm: Tensor) -> list[Tensor]
 def state_gradients(
     total: list[Tensor], log_sum: Tensor, mean: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of the initial state, which acts as one more step (e4)."""
+    """Return gradients of the initial state, which acts as one more step (Eq. e4)."""
     top, s, a = total
     empty = (top == -torch.inf) | (log_sum == -torch.inf)
     share = torch.where(empty, 0, (log_sum + top).exp())

@@ -144,7 +144,7 @@ def _spread(band: Tensor, r: int, skip: int = 0) -> Tensor:
 
 
 def _means(k: Tensor, v: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """Return the log sum and mean (e1) of each piece of `steps` keys.
+    """Return the log sum and mean (Eq. e1) of each piece of `steps` keys.
 
     - `k`, `v`: `[batch, keys, channels]`. The last piece may be short.
     - Returns `log_sum` and `mean`, `[batch, pieces, channels]`.

@@ -56,7 +56,7 @@ MIN_SUM, MAX_SUM = tl.constexpr(1e-10), tl.constexpr(1e35)
 
 @triton.jit
 def _bias(band, t, p, inside, W, reach):
-    """Return the bias of row t for key p: from the band, 0 for an older key, or -inf.
+    """Return the bias of row t for key p: from `band`, 0 for an older key, or -inf.
 
     `reach` is None for a window of W keys, of which p = t is the oldest; otherwise row
     t sees all keys up to t + reach, W of them in total.
@@ -135,7 +135,7 @@ def _dot(a, b, PRECISION: tl.constexpr):
 def _one_by_one(
     k, v, band, M, S, A, t, c, channel, start, end, time, W, reach, D: tl.constexpr,
 ):  # fmt: skip
-    """Add keys one at a time to the running maxima and sums (k1) of a tile of rows.
+    """Add keys one at a time to the running maxima and sums (Eq. k1) of a tile of rows.
 
     Each row and channel has its own maximum, so the result is always exact.
     """
@@ -164,7 +164,7 @@ def _by_products(
     k, v, band, m0, S, A, first, t, c, channel, start, end, time,
     W, reach, D: tl.constexpr, P: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add all keys by products of $e^w$ and $e^{K - c}$ (e5), and mark inexact rows.
+    """Add all keys by products of $e^w$ and $e^{K - c}$ (Eq. e5); mark inexact rows.
 
     Here c is the maximum of the first P keys and the older steps.
 
@@ -301,7 +301,7 @@ def window_backward_keys(
     D: tl.constexpr, H: tl.constexpr, R: tl.constexpr, BD: tl.constexpr,
     P: tl.constexpr, PRODUCTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients (e6), (e7) of a tile of keys, and of their values.
+    """Compute the gradients of a tile of keys and of their values (Eqs. e6 and e7).
 
     The kernel sums over the rows that see a key. It loads L, dm and db of R + W rows, k
     and v, and stores dk and dv. Products need (R + W) (1 + R / BD) exponentials per
@@ -391,7 +391,7 @@ def _rows(
     L, m, dm, first, time, head, block, R: tl.constexpr,
     BD: tl.constexpr, D: tl.constexpr, H: tl.constexpr,
 ):  # fmt: skip
-    """Return the channels of a block with their mask, and L, m and dm of rows."""
+    """Return the channels of a block and their mask, and load L, m and dm of rows."""
     inner = block * BD + tl.arange(0, BD)
     c, channel = head * (D // H) + inner, inner < D // H
     norm = _tile(L, first, time, c, channel, LOW, R, D)
@@ -406,7 +406,7 @@ def window_backward_band(
     D: tl.constexpr, H: tl.constexpr, R: tl.constexpr, BD: tl.constexpr,
     P: tl.constexpr, PRODUCTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients (e8) of the biases of a tile of rows and P keys.
+    """Compute the gradients of the biases of a tile of rows and P keys (Eq. e8).
 
     Each program sums over the batch and the channels, in a fixed order. It loads k, v,
     L, m and dm of its rows and keys once. `across` programs share a tile of rows.
