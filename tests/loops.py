@@ -86,7 +86,7 @@ def fast_weights(c: Case, x: Named, state: Parts) -> Any:
             v_bar = (W * ask[:, None]).sum(-1)  # Eq. 20
             v_bar = over(v_bar, dot(z, ask)) if c["normalize"] else v_bar  # Eq. 27
             new = b * (new - v_bar)  # Scale the error (Eqs. 24, 26).
-        elif op != "sum_rule":  # The sum rule adds only (Eqs. 17, 18).
+        elif op != "sum_rule":  # The sum rule only adds (Eqs. 17, 18).
             raise NotImplementedError(f"{op} has no loop in tests/loops.py")
         key = more if op == "delta_product" else k[t]
         W, z = W + new[..., None] * key[:, None], z + more if c["normalize"] else z

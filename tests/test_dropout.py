@@ -22,7 +22,7 @@ mixers = pytest.mark.parametrize("mixer", MIXERS)
 
 
 def language_model(mixer, dropout=None):
-    """Return a language model with one dropout rate everywhere; None is the default."""
+    """Return a language model with one dropout rate, or its default rates if None."""
     options = {} if dropout is None else {"dropout": dropout}
     if mixer in WITH_WEIGHTS and dropout is not None:
         options["attention_dropout"] = dropout

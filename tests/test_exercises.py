@@ -71,14 +71,14 @@ def test_the_solution_of_a_function_is_that_of_its_name():
 
 
 def written(rule, W, k, v, *gates):
-    """Return the memory after one step of an operation of fwlab."""
+    """Return the memory after an fwlab operation processes one key and value."""
     q, k, v, *gates = (x[None, None, None] for x in (k, k, v, *gates))
     _, state = rule(q, k, v, *gates, state=W[None, None], return_state=True)
     return state[0, 0]
 
 
 def read(rule, q, k, v, *gates):
-    """Return the outputs of an operation of fwlab for one sequence."""
+    """Return the outputs of an fwlab operation for one sequence."""
     return rule(*(x[None, :, None] for x in (q, k, v, *gates)))[0, :, 0]
 
 

@@ -128,7 +128,7 @@ def test_golf_is_not_won_with_semicolons():
     assert lines_of(joined) == 4
 
 
-# --- What is done -------------------------------------------------------
+# --- Saved progress -------------------------------------------------------
 
 
 def test_a_notebook_remembers_what_passed(notebook, capsys):

@@ -81,7 +81,7 @@ def test_fairness_says_what_is_unequal(change, sentence):
 
 
 def test_the_template_runs(tmp_path):
-    """The template of a project runs, and its rule has the results of the baseline."""
+    """The project template runs, and its rule gives the same result as the baseline."""
     for name in ("rule.py", "compare.py"):
         shutil.copy(FOLDER / name, tmp_path)
     rule = (tmp_path / "rule.py").read_text("utf-8")

@@ -44,7 +44,7 @@ FOLDER = DOCS / "reproduce"
 
 
 def test_every_claim_is_recomputed_from_the_stored_points():
-    """The stored table of claims agrees with the claims of the stored points."""
+    """The stored table of claims agrees with the claims recomputed from the points."""
     assert hook.TABLE.read_text("utf-8") == hook.table()
 
 
@@ -320,7 +320,7 @@ def test_models_that_are_compared_are_equally_large(name, some, apart):
 TEXT = "to be, or not to be, that is the question. " * 400
 SIZES = {"layers": 1, "d_model": 16, "batch": 2, "steps": 2, "warmup": 1}
 PARITY = formal.TASKS["parity"]
-#: Values of (script, name) that make runs short.
+#: Replacements, by (script, name), that shorten the runs.
 SHORT = {
     ("text", "load"): lambda name: TEXT,
     ("text", "SIZES"): {"small": SIZES},

@@ -207,7 +207,7 @@ def rows_of(folder: str, naive: Source, file: Source) -> list[int]:
 
 
 def _tags(folder: str, file: Source, function: list[Row]) -> set[str]:
-    """Return the equations of a function and of the single steps that it combines."""
+    """Return the equation tags of a function, adding the steps that they combine."""
     name, text, _ = function[0]
     if not name or name.lower() in TABLE:
         return set()  # Modules and delegating functions compute no equation.

@@ -304,7 +304,7 @@ def _kept(name: str) -> str:
     return plots.kept(svg, name, unescape(title[1]) if title else LOOKS)
 
 
-# --- Numbers of the text ----------------------------------------------------
+# --- Numbers in the text ----------------------------------------------------
 
 
 def _of(name: str, spec: str = ".2f", column: str = "loss", **wanted) -> str:

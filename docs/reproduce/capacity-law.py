@@ -25,7 +25,7 @@ TITLE = "A law that predicts what a memory returns"
 SOURCE = "ours"
 COST = "quick: 1 min of one core; full: 9 min"
 
-#: Settings of random points: numbers of keys S, feature maps, widths of keys;
+#: Values that settings are drawn from: numbers of keys S, feature maps, widths of keys;
 #: in the second line, ranks of values / S, decays per step, writes of each key.
 KEYS, MAPS, WIDTHS = (24, 32, 48, 64), ("linear", "dpfp-1"), (8, 12, 16, 24, 32)
 RANKS, DECAYS, WRITES = (0.25, 0.5, 0.75, 1.0), (1.0, 0.99, 0.97, 0.95, 0.9), (1, 2, 3)

@@ -356,7 +356,7 @@ def results(name: str, quick: bool, folder: Path = HERE) -> dict[str, Any] | Non
 
 
 def texts_of(points: Iterable[Point]) -> dict[str, list[str]]:
-    """Return descriptions of the texts that points were trained on, by corpus."""
+    """Return the training texts (name and SHA-256) of the points, for each corpus."""
     read: dict[str, dict[str, None]] = {}
     for p in points:
         if corpus := p.get("corpus"):

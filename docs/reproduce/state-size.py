@@ -228,7 +228,7 @@ def small(points: Points) -> Points:
 
 
 def cut(points: Points) -> Points:
-    """Return points of Transformer-XL cut at evaluation, the smallest memory first."""
+    """Return a point for each memory length that Transformer-XL is evaluated with."""
     some = [
         {
             "memory": int(memory),

@@ -59,7 +59,7 @@ TRIVIAL = 0.95 * 2.48
 #: Function that claims an order of losses, all below `TRIVIAL`.
 below = partial(order, trivial=TRIVIAL)
 #: Difference from Schlag et al., who normalise after each sum and scale outputs.
-#: Their window slides in evaluation.
+#: Schlag et al. evaluate with a sliding window.
 PROTOCOL = "characters, pre-norm, outputs without d_head^(-1/2)"
 WINDOWS = "disjoint windows"
 #: Axis label of most figures.

@@ -84,7 +84,7 @@ class Batch(NamedTuple):
 
 
 def batch(text: Tokens, config: Config, step: int, part: int, parts: int) -> Batch:
-    """Return one part of the windows of an optimiser step.
+    """Return one of the micro-batches of an optimiser step.
 
     - `text`: the training text.
     - `step`: number of optimiser steps so far, from 0.

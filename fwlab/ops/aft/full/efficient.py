@@ -97,7 +97,7 @@ def _means(
 def _compute_singles(
     x: Any, reach: int, block: slice, single: Tensor, inverse: Tensor, mean: Tensor
 ) -> None:
-    """Recompute rows where Eq. e5 may be inexact, in small blocks or by a softmax."""
+    """Recompute means (Eq. e5) that may be inexact, in small blocks or by a softmax."""
     x, n = _first_tiles(x, single)
     for small in _blocks(block.start, block.stop, *SMALL) if reach >= 0 else [block]:
         now = slice(small.start - block.start, small.stop - block.start)
