@@ -24,7 +24,7 @@ def flags(owner: str, /, **values: Any) -> None:
 
 
 def integers(owner: str, minimum: int | None, /, **values: Any) -> None:
-    """Check that all values are integers, and at least `minimum` if that is not None.
+    """Check that all values are integers, and at least `minimum` unless it is None.
 
     Raises `TypeError` for any other type, and `ValueError` below the minimum.
     """
@@ -39,7 +39,7 @@ def integers(owner: str, minimum: int | None, /, **values: Any) -> None:
 def numbers(
     owner: str, wanted: str, fits: Callable[[Any], bool], /, **values: Any
 ) -> None:
-    """Check that all values are numbers that satisfy `fits`, described by `wanted`.
+    """Check that all values are numbers and satisfy `fits`, which `wanted` describes.
 
     Raises `TypeError` for any other type, and `ValueError` where `fits` is false.
     """
@@ -69,7 +69,7 @@ def choice(owner: str, options: Iterable[str | None], /, **values: Any) -> None:
     """
     known = tuple(options)
     for name, value in values.items():
-        if value not in known:  # `known` is a tuple, since a list has no hash.
+        if value not in known:  # A tuple also accepts an unhashable value.
             error = ValueError if isinstance(value, str) else TypeError
             names = ", ".join(map(repr, known))
             raise error(f"{owner}: expected {name} to be one of {names}, got {value!r}")

@@ -89,7 +89,7 @@ def train(
     )
     commands = [f"fwlab generate {run}"]
     if any(isinstance(part, FastWeightAttention) for part in trainer.model.modules()):
-        # Without a network, Python's library replaces Shakespeare, so the hash differs.
+        # Without a network, the text is Python's standard library, so compare hashes.
         shakespeare = CORPORA["shakespeare"].hash.endswith(trainer.corpus_sha256)
         text = config.corpus or ("shakespeare" if shakespeare else "python")
         more = f"--text {shlex.quote(text)} --out {picture}"
@@ -124,7 +124,7 @@ def _split(arguments: list[str]) -> list[str]:
 
 
 def _refuse_empty(arguments: list[str]) -> None:
-    """Raise `ValueError` for an empty argument; as a path, it would be this folder."""
+    """Raise `ValueError` for an empty argument, which would name the current folder."""
     for before, argument in pairwise(_split(arguments)):
         if not argument and before != "--prompt":
             raise ValueError(

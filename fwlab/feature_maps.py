@@ -308,7 +308,7 @@ class FeatureMap(nn.Module):
     scales = False
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the features of keys or queries; random features in at least float32.
+        """Compute the features of keys or queries, random features in at least float32.
 
         - `x`: `[..., d]`.
         - Returns `[..., width(d)]`, in the dtype of `x`.
@@ -374,7 +374,7 @@ class ELU1(FeatureMap):
         return _ELU1.apply(x) if recorded and not needs_plain_formula() else _elu1(x)
 
 
-# This function computes Eq. 30.
+# This function computes ELU + 1 (Eq. 30).
 def _elu1(x: Tensor) -> Tensor:
     # `F.elu(x) + 1` would round exp(x) away for x << 0, and a feature of exactly 0
     # would have no gradient.
@@ -486,7 +486,7 @@ class _DPFP(torch.autograd.Function):
 
 
 def _rectified(x: Tensor, nu: int) -> Tensor:
-    """Compute $r$ of Eq. 37, `[..., 2 * d]`, and repeat its first `nu` entries.
+    """Compute $r$ of DPFP (Eq. 37), `[..., 2 * d]`, and repeat its first `nu` entries.
 
     Every shift is then a slice of the result.
     """
@@ -707,7 +707,7 @@ class _FAVOR(torch.autograd.Function):
         if torch.is_grad_enabled():  # A second derivative is requested.
             phi = _favor(x, omega, ctx.scaled)[0]
             return torch.autograd.grad(phi, x, d_phi, create_graph=True)[0], None, None
-        # The product has the memory layout of `phi`, whatever that of the gradient.
+        # The product has the memory layout of `phi`, whatever layout the gradient has.
         g = phi * d_phi
         total = g.sum(-1, keepdim=True)
         positive, negative = g.chunk(2, -1)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-#: The folder of the results that the package contains.
+#: The folder with the results that the package contains.
 RESULTS = Path(__file__).parent / "data" / "results"
 #: Kinds of files other than regular files, by the letters of `ls -l`.
 OTHERS = {"d": "folder", "c": "device", "b": "device", "p": "pipe", "s": "socket"}
@@ -87,7 +87,7 @@ def read_json(path: Path) -> Any:
     - Raises `ValueError`, which names the file, if it is not JSON.
     """
     try:
-        return json.loads(path.read_bytes())  # JSON may have several encodings.
+        return json.loads(path.read_bytes())  # `loads` detects the encoding.
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: no JSON ({error})") from None
 

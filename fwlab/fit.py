@@ -48,7 +48,7 @@ class Fit(NamedTuple):
 
     @property
     def short(self) -> list[tuple[int, float]]:
-        """Return at most 20 pairs of the curve, including the last pair."""
+        """Return at most 20 (step, value) pairs of the curve, including the last."""
         return self.curve[:: -max(1, -(-len(self.curve) // CURVE))][::-1]
 
 

@@ -53,11 +53,11 @@ RULES = {
     "chunk_kimi_delta_attention": ops.kimi_delta_rule,
     "recurrent_kimi_delta_attention": ops.kimi_delta_rule,
 }
-#: Arguments that these functions must have.
+#: Arguments that the functions in `RULES` must have.
 ARGUMENTS = {"query", "key", "value", "g", "beta", "initial_state"}
 ARGUMENTS |= {"output_final_state", "use_qk_l2norm_in_kernel"}
 CONVOLUTION = "causal_conv1d_fn"
-#: The model types with these functions in transformers 5.24.
+#: The model types that have functions in `RULES`, in transformers 5.24.
 FAMILIES = (
     *("bailing_hybrid", "glm5_next", "kimi_linear", "lara_mini", "olmo_hybrid"),
     *("qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen4_exp"),
@@ -105,7 +105,7 @@ def _hooks() -> tuple[tuple[ModuleType, str], ...]:
     hooks: list[tuple[ModuleType, str]] = []
     for family in FAMILIES:
         package = f"transformers.models.{family}"
-        if importlib.util.find_spec(package) is None:  # transformers lacks the model.
+        if importlib.util.find_spec(package) is None:  # This release lacks the model.
             continue
         module = importlib.import_module(f"{package}.modeling_{family}")
         called = _called(module)
@@ -184,7 +184,7 @@ def _convolve(
     """Apply the model's convolution to each packed document separately."""
     if cu_seq_lens_q is None:
         return theirs(x, *weights, **options)
-    options.pop("seq_idx", None)  # This also describes the documents.
+    options.pop("seq_idx", None)  # `seq_idx` also describes the documents.
     parts = x.split(cu_seq_lens_q.diff().tolist(), -1)
     return torch.cat([theirs(part, *weights, **options) for part in parts], -1)
 
@@ -247,7 +247,7 @@ class FwlabConfig(PreTrainedConfig):
             )
 
     def language_model(self) -> LanguageModel:
-        """Build a new `LanguageModel` with these arguments.
+        """Build a new `LanguageModel` with the arguments in the configuration.
 
         - Returns the model, untrained.
         """
@@ -445,7 +445,7 @@ class FwlabForCausalLM(PreTrainedModel, GenerationMixin):
         elif time == 1 and cache.length and mask is None and hidden is None:
             logits, cache.state = model.step(input_ids[:, 0], cache.state)
             logits = logits[:, None]
-        else:  # A loss and hidden states need all tokens.
+        else:  # Losses and hidden states need all tokens.
             last = (
                 isinstance(keep, int)
                 and keep == 1

@@ -24,7 +24,7 @@ from fwlab.models import LanguageModel, checkpoints
 
 
 class Layer(NamedTuple):
-    r"""Hold a layer's gates and norms over a text, and how much of a write is kept.
+    r"""Hold a layer's gates and norms over a text, and the remaining share of a write.
 
     - `number`: number of the layer in the model, from 1.
     - `rule`: name of its rule, as in `FastWeightAttention`.
@@ -46,7 +46,7 @@ class Layer(NamedTuple):
     kept: Tensor | None
 
     def half_life(self) -> tuple[Tensor, Tensor]:
-        r"""Return the number of tokens after which the decay leaves half of the memory.
+        r"""Return the number of tokens after which the decay halves the fast weights.
 
         This is $\ln 2$ over the mean of $-\ln d_t$; infinite without a decay.
 
@@ -226,7 +226,7 @@ def read(source: Path, text: str, limit: int) -> Reading:
 
 
 def occurrences(reading: Reading, name: str | None) -> tuple[str | None, list[int]]:
-    """Return a name and, for each time it occurs as a word, its last token's index.
+    """Return a name and its occurrences as a word, each by the index of its last token.
 
     Without a name: the most frequent capitalised word of at least two letters that
     occurs twice, and nowhere in lower case. None if there is no such word;
@@ -291,7 +291,7 @@ def _plain(x: Any) -> Any:
 def picture(
     reading: Reading, layers: Sequence[Layer], name: str | None, places: Sequence[int]
 ) -> Figure:
-    """Draw heat maps of all heads along the text, and how long a write is kept."""
+    """Draw heat maps of all heads along the text, and the half-lives of the heads."""
     beta = torch.cat([layer.beta for layer in layers], 1)
     norm = torch.cat([layer.norm for layer in layers], 1)
     decay = torch.cat([layer.decay.mean(-1) for layer in layers], 1)
@@ -314,7 +314,7 @@ def picture(
     sharp: Any = {"aspect": "auto", "interpolation": "nearest"}
     with mpl.rc_context():
         plots.style()
-        mpl.rcParams["font.size"] = 11.5  # This gives 11 pixels on a phone.
+        mpl.rcParams["font.size"] = 11.5  # This size gives 11 pixels on a phone.
         tall = min(max(0.06 * rows, 1.0), 3.0)
         figure, axes = plots.panels((tall + 0.4) * count + 1.9, count)
         for ax in axes:
@@ -352,7 +352,7 @@ def _labels(reading: Reading) -> dict[int, str]:
 
 
 def _half_lives(ax: Any, layers: Sequence[Layer]) -> None:
-    """Draw a mark per head, with a line from its fastest to its slowest channel."""
+    """Draw each head's half-life as a mark, and its channels' range as a line."""
     row = 0.5
     for layer in layers:
         for whole, each in zip(*layer.half_life(), strict=True):

@@ -32,11 +32,11 @@ from fwlab.provenance import provenance, version
 
 #: Maximum relative error of an output or a gradient, by dtype.
 LIMITS = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
-#: The dtype of the timings, which is the last dtype of `LIMITS`.
-#: flash-linear-attention is compared in this dtype only: it autotunes for minutes.
+#: The dtype in which calls are timed, the last dtype in `LIMITS`.
+#: flash-linear-attention, which autotunes for minutes, is compared in `TIMED` only.
 TIMED = "bfloat16"
 SIDES = ("triton", "fla", "efficient")
-#: Sizes of rules: long; wide, with a last chunk that is not full; less than one chunk.
+#: Sizes of rules: long, wide with a partial last chunk, and shorter than one chunk.
 RULE_SIZES = (
     {"batch": 8, "time": 4096, "heads": 16, "width": 64},
     {"batch": 4, "time": 2000, "heads": 16, "width": 128},
@@ -127,7 +127,7 @@ def dimensions(op: Any) -> list[tuple[str, ...]]:
 
 
 def compared(op: Any, results: list[Tensor]) -> list[Tensor]:
-    """Return output and gradients for the part of a problem that `piece` selects."""
+    """Return the output and gradients for the part of a problem selected by `piece`."""
     y, *gradients = results
     alone = sum("batch" in dims for dims in dimensions(op))
     return [*piece(op, [y]), *piece(op, gradients)[:alone]]
@@ -197,7 +197,7 @@ def on_gpu(call: Callable[[], Any]) -> tuple[float, float]:
 
 
 def verdict(rows: list[Row]) -> tuple[bool, str]:
-    """Return whether all kernels are right, and a summary, ignoring refused cases."""
+    """Return True if all kernels are right, and a summary, ignoring refused cases."""
     ours = {row["case"]: row for row in rows if row["side"] == "triton"}
     bad = {case: why for case, row in ours.items() if (why := wrong(row))}
     checked = [row for row in ours.values() if any(row["errors"].values())]

@@ -94,7 +94,7 @@ def equal_d_ff(
     mixer: str | Mixer,
     sizes: tuple[int, int, int, int] = (LAYERS, HEADS, D_MODEL, BLOCK),
 ) -> int:
-    """Return the MLP width, a multiple of 32, that gives the softmax model's size ±2 %.
+    """Return an MLP width, a multiple of 32, for the softmax model's size within 2 %.
 
     - `sizes`: `layers`, `heads`, `d_model` and `max_len` of `LanguageModel`.
     """
@@ -110,7 +110,7 @@ def equal_d_ff(
 
 
 def new_model(mixer: str, time: int = BLOCK, d_ff: int | None = None) -> LanguageModel:
-    """Build a model for `time` tokens; `d_ff=None` = as large as the softmax model."""
+    """Build a model for `time` tokens; without `d_ff`, of the softmax model's size."""
     d_ff = d_ff or equal_d_ff(mixer)
     return LanguageModel(VOCAB, mixer, LAYERS, HEADS, D_MODEL, max_len=time, d_ff=d_ff)
 
@@ -142,7 +142,7 @@ def measure_training(mixers: tuple[str, ...] = (*MIXERS,)) -> Iterator[dict[str,
     def start(mixer: str) -> None:
         step = TrainingStep(partial(new_model, mixer))
         step()
-        step()  # The optimiser has its state from the second step on.
+        step()  # From the second step on, the optimiser has a state.
 
     for mixer, step in steps.items():
         yield {

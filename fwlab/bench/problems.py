@@ -13,7 +13,7 @@ from fwlab.feature_maps import l2_normalize
 from fwlab.layers import FeedbackTransformer
 from fwlab.ops import _operation as operation
 
-#: Operations that are rules, by name.
+#: Operations that are fast weight rules, by name.
 RULES = {name: op for name, op in ops.TABLE.items() if hasattr(op, "rule")}
 #: Default sizes of dimensions that a case does not name.
 SIZES = {"batch": 4, "heads": 4, "steps": 2, "layers": 1, "window": 32}
@@ -50,7 +50,7 @@ def example(
         elif rule and name != "v":
             decays = name == "log_decay"
             x[name] = -F.softplus(part - 1) if decays else torch.sigmoid(part)
-        else:  # Small writes of the 1991 programmer do not saturate tanh.
+        else:  # Small `a` and `b` do not saturate tanh in `fwp`.
             x[name] = part / 4 if name in "ab" else part
     if rule and "a" in x:  # RWKV-7 erases a part of the key's value.
         x |= {"a": -x["k"], "b": x["k"] * x["b"]}
@@ -64,7 +64,7 @@ def problem(op: Any, dtype: torch.dtype, **sizes: int) -> Problem:
     """
     generator, sizes = torch.Generator().manual_seed(0), SIZES | sizes
     width, heads, name = sizes.pop("width"), sizes["heads"], op.__name__
-    # In AFT, `keys` is a size of the bias table, or the channels of a head.
+    # In AFT, `keys` is the width of the bias table or, in AFT-conv, of a head.
     wide, keys = width, sizes["time"]
     if name == "aft_conv":
         wide = keys = width // heads
@@ -76,7 +76,7 @@ def problem(op: Any, dtype: torch.dtype, **sizes: int) -> Problem:
         d, layers, shared = sizes["d"], sizes["layers"], sizes.get("groups") == 1
         stack = FeedbackTransformer(d, heads, layers, shared=shared).double()
         weights = {n: w.detach() for n, w in stack.weights()._asdict().items()}
-        # Perturb norms and the mean over layers, as training would.
+        # Perturb the weights of norms and of the mean over layers, as training would.
         x = {n: w + torch.randn_like(w) / 10 for n, w in weights.items()}
         x = {"x": torch.randn(sizes["batch"], sizes["time"], d).double()} | x
         call = partial(feedback, [*weights], heads)

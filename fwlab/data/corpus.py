@@ -26,12 +26,12 @@ class _Source(NamedTuple):
 
 
 #: Hashes of the archives of WikiText, as in Hugging Face's datasets library.
-#: Only these corpora have splits of their own.
+#: Only these corpora have published splits.
 WIKITEXT = {
     "wikitext-2": "sha256:92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
     "wikitext-103": "sha256:242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
 }
-#: Hashes of the files in these archives, as in GluonNLP.
+#: Hashes of the files in the archives of WikiText, as in GluonNLP.
 _FILES = {
     "wikitext-2-train": "sha1:863f29c46ef9d167fff4940ec821195882fe29d1",
     "wikitext-103-train": "sha1:b7497e2dfe77e72cfef5e3dbc61b7b53712ac211",
@@ -70,7 +70,7 @@ CORPORA = {
 address and its hash; for an archive, also the name in it, and its hash."""
 
 
-#: Byte order marks of other encodings. UTF-16's begin UTF-32's, so the order matters.
+#: Byte order marks of other encodings. Test UTF-32 first: it may begin like UTF-16.
 OTHERS = {
     "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
     "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),

@@ -32,7 +32,7 @@ def number_words(number: int, language: str = "english") -> str:
     if language == "english":
         return _english(number)
     if language == "german":
-        # "ein" is said before another word, "eins" alone and at the end.
+        # German has "ein" before another word, and "eins" at the end.
         return _german(number) + ("s" if number % 100 == 1 else "")
     raise ValueError(f"expected language to be 'english' or 'german', got {language!r}")
 

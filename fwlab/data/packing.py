@@ -27,7 +27,7 @@ class Packed(NamedTuple):
 
 
 def packed_rows(borders: Tensor, length: int) -> int:
-    """Return the number of rows per epoch, which contain every document once.
+    """Return the number of rows in an epoch, which contains every document once.
 
         >>> packed_rows(torch.tensor([0, 3, 8]), length=4)
         2

@@ -88,7 +88,7 @@ def loss(found: Tensor, wanted: Tensor) -> Tensor:
 
 
 def law(S: float, features: int) -> float:
-    """Return the lowest possible loss for `S` pairs and this number of `features`.
+    """Return the lowest possible loss for `S` pairs and a given number of features.
 
     Retrieved values are a linear map of the values, of rank at most `features`,
     and every direction of the identity that the map lacks costs 0.5.
@@ -110,7 +110,7 @@ def columns(table: str) -> dict[str, dict[int, float]]:
 
 
 #: Figure 2 of Schlag et al. 2021: final losses of setting 1 in the authors' logs.
-#: The losses have one seed each.
+#: Each loss is the result of a single seed.
 #: Softmax losses of at most 0.001 are left out, including all those for S up to 340.
 FIGURE_2 = columns("""
   S  linear  dpfp-1  dpfp-2  dpfp-3  favor-64  favor-128  favor-512  softmax

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-#: Minimum number of characters of a piece of a long document.
+#: Minimum number of characters in a piece of a long document.
 PIECE = 1 << 20
 #: The end of a WikiText article, before the title of the next article.
 #: A title has blank lines around it, unlike other lines that begin and end with "=".

@@ -19,7 +19,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 Answer = Callable[..., Any]
-#: Hint at the cause of a wrong gradient if the result is right.
+#: Hint for an answer whose result is right, but whose gradient is wrong.
 CUT = "Is there a detach() or a no_grad() on its way to the result?"
 
 
@@ -229,7 +229,7 @@ def smallest(
     - Returns the arguments with the fewest numbers other than 0; None = none found.
     """
     chance = random.Random(0)
-    end = time.monotonic() + 1  # A slow answer has fewer tries.
+    end = time.monotonic() + 1  # A slow answer gets fewer tries.
     drawn = [draw(seed) for seed in range(8)]
     easy = {name: _easy([each[name] for each in drawn]) for name in drawn[0]}
     sizes = dict.fromkeys(d for n in easy if easy[n] for d in drawn[0][n].shape)
@@ -251,7 +251,7 @@ def smallest(
 
 
 def _easy(drawn: list[Any]) -> list[float]:
-    """Return a few simple numbers of the same kind as the drawn numbers."""
+    """Return a few simple numbers of the same kind as the numbers in `drawn`."""
     if not _is(drawn[0]) or not drawn[0].is_floating_point():
         return []
     every = torch.cat([x.flatten() for x in drawn])
@@ -271,7 +271,7 @@ def _easy(drawn: list[Any]) -> list[float]:
 def _small(
     x: Tensor, cut: dict[int, int], numbers: list[float], chance: random.Random
 ) -> Tensor:
-    """Cut the dimensions of a tensor, and fill it with random picks from `numbers`."""
+    """Shrink a tensor to the sizes in `cut`, and fill it at random from `numbers`."""
     x = x[tuple(slice(cut.get(size, size)) for size in x.shape)]
     some = [chance.choice(numbers) for _ in range(x.numel())]
     return torch.tensor(some, dtype=x.dtype).reshape(x.shape)
@@ -310,7 +310,7 @@ def where(answer: Answer, frames: "list[tuple[str, int, dict[str, Any]]]") -> st
 
 
 def raised(answer: Answer, error: BaseException) -> str:
-    """Describe the exception that an answer raised, and where in the learner's code."""
+    """Describe the exception that an answer raised, and the line that raised it."""
     frames = [
         (frame.f_code.co_filename, line, frame.f_globals)
         for frame, line in traceback.walk_tb(error.__traceback__)
@@ -352,7 +352,7 @@ def _is(thing: Any) -> bool:
 
 
 def _described(name: str, thing: Any) -> str:
-    """Describe an argument by name and by shape or value; a function by name alone."""
+    """Describe an argument by name and shape or value, but a function only by name."""
     if _is(thing):
         return f"{name} {list(thing.shape)}"
     return name if callable(thing) else f"{name} = {thing!r}"

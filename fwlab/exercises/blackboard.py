@@ -16,7 +16,7 @@ FUNCTIONS = {
         *(torch.sigmoid, torch.maximum, torch.minimum, torch.where),
     )
 }
-TAKES = {"outer": 2, "maximum": 2, "minimum": 2, "where": 3}  # The default is 1.
+TAKES = {"outer": 2, "maximum": 2, "minimum": 2, "where": 3}  # Others take 1 argument.
 #: Further syntax that a rule may use. It is safe, as it has no attributes or imports.
 ALLOWED = (
     *(ast.Return, ast.Assign, ast.AugAssign, ast.Call, ast.Name, ast.expr_context),

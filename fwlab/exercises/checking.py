@@ -281,8 +281,8 @@ class _Verdict(NamedTuple):
 
 def _heard(exercise: Exercise, answer: Answer) -> Iterator[_Verdict]:
     """Yield the verdicts on an answer, and report the outcome to `listener`."""
-    exercise.compile()  # Show faulty code of the exercise to its author.
-    why = "its check was stopped"  # This is replaced when the check ends.
+    exercise.compile()  # Show errors in the exercise to its author.
+    why = "its check was stopped"  # This text is replaced when the check ends.
     try:
         for verdict in _verdicts(exercise, answer):
             if verdict.wrong:
@@ -368,10 +368,10 @@ def _verdict(
     try:
         with redirect_stdout(io.StringIO()):  # The output has been printed already.
             misconception = _recognise(exercise, tried, answer, before)
-            slow = time.monotonic() > start + SECONDS / 4  # Keep time for the message.
+            slow = time.monotonic() > start + SECONDS / 4  # Leave time for a message.
             if not misconception and not slow:
                 case = _counterexample(exercise, answer)
-    except SystemExit:  # The answer was stopped, or calls `sys.exit`.
+    except SystemExit:  # The answer was stopped, or called `sys.exit`.
         pass
     return _Verdict(tried.says, why, misconception, case)
 
@@ -403,7 +403,7 @@ def _recognise(
         )
 
     if gives(exercise.reference, asked):
-        return ""  # The numbers are right, so something else is wrong.
+        return ""  # The results are right, so something else is wrong.
     for text, misconception in exercise.misconceptions:
         if gives(misconception, asked):
             return text
@@ -422,12 +422,12 @@ def _varied(some: list[Call]) -> bool:
     """Return True if results vary, since a single value may agree by chance."""
     results = [x for call in some for x in call.result or ()]
     if any(x.layout != torch.strided or x.is_meta for x in results):
-        return True  # The numbers cannot be read.
+        return True  # The values cannot be read.
     return len({number for x in results for number in x.unique().tolist()}) > 1
 
 
 def _far(exercise: Exercise, asked: list[Call], function: Answer) -> float:
-    """Return an answer's distance to a function, divided by that to the solution."""
+    """Return the ratio of an answer's distances to a function and to the solution."""
     from_function = from_right = 0.0
     for call in asked:
         results = (
@@ -607,7 +607,7 @@ def _stop(thread: threading.Thread, answer: Answer) -> str:
 
 def _debugged() -> bool:
     """Return True if a debugger may be at a breakpoint."""
-    monitoring = getattr(sys, "monitoring", None)  # Python has this since 3.12.
+    monitoring = getattr(sys, "monitoring", None)  # This is new in Python 3.12.
     return sys.gettrace() is not None or bool(
         monitoring and monitoring.get_tool(monitoring.DEBUGGER_ID)
     )

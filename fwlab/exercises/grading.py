@@ -26,7 +26,7 @@ PASSED = (
     *("PATH", "LANG", "LC_ALL", "TZ", "OMP_NUM_THREADS"),
     *("LD_LIBRARY_PATH", "SYSTEMROOT"),
 )
-#: Folders that a notebook sees under bubblewrap, beside Python and its packages.
+#: Folders that a notebook sees under bubblewrap, besides Python and its packages.
 SEEN = ("/usr", "/bin", "/lib", "/lib64", "/opt", "/nix", "/etc/alternatives")
 #: Maximum size of a notebook in bytes.
 LARGE = 2**26
@@ -74,7 +74,7 @@ def read(notebook: Path) -> Submission:
 
 
 def exercises_of(handout: Path) -> list[str]:
-    """Return the exercises that a handed-out notebook lists, or else checks.
+    """Return the exercises that a handed-out notebook lists or, without a list, checks.
 
     - Raises `ValueError` if the file is not a notebook, or has no exercise.
     """
@@ -104,7 +104,7 @@ def grade(
     expected: Iterable[str] | None = None,
     own: tuple[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Run a notebook, and return the verdicts of its own checks on its exercises.
+    """Run a notebook, and return the verdicts of the notebook's checks on exercises.
 
     An exercise is right if one of its checks, at the moment when it runs,
     finds the answer right.
@@ -205,7 +205,7 @@ def _run(
         def output(self, outs: Any, message: Any, *place: Any) -> None:
             """Append the verdict in a cell's output to `verdicts`, if there is one."""
             match message["content"].get("data", {}).get(VERDICT):
-                case {"name": str(name), "why": str(why)}:  # Other forms are ignored.
+                case {"name": str(name), "why": str(why)}:  # Ignore other data.
                     verdicts.append((name, why))
 
     def failed(cell: Any, cell_index: int, execute_reply: Any) -> None:

@@ -57,13 +57,13 @@ def keep(name: str, answer: Callable[..., Any]) -> str:
         exec(compile(text, FILE, "exec"), ModuleType("my_lab").__dict__)
         with replacing(file) as safe:
             safe.write_text(text, "utf-8")
-    except Exception as error:  # The file itself may have an error.
+    except Exception as error:  # For example, the file has a syntax error.
         return f"It is not kept in {FILE}: {error}"
     return f"It is kept in {FILE}."
 
 
 def shelf(folder: Path) -> list[str]:
-    """Return the names of the functions saved in a folder or in its `notebooks`."""
+    """Return the names of functions saved in a folder or in its folder `notebooks`."""
     for file in (_place(), folder / FILE, folder / "notebooks" / FILE):
         if file is not None and file.is_file():
             return MARK.findall(file.read_text("utf-8", errors="replace"))
@@ -92,7 +92,7 @@ def _place() -> Path | None:
 
 
 def _defined(text: str) -> dict[str, str]:
-    """Return the defining statement of each name in a section of the file."""
+    """Return, for each name in a section of my_lab.py, the statement defining it."""
     found = {}
     for node in ast.parse(text).body:
         for part in getattr(node, "names", getattr(node, "targets", [node])):
@@ -136,7 +136,7 @@ def _source(function: Any, parts: dict[str, str], others: dict[str, Any]) -> str
             new = f" as {name}" if called != name else ""
             parts[name] = f"{f'from {above} ' * bool(above)}import {called}{new}"
         elif where == "my_lab" and any(called in x for x in others.values()):
-            parts[name] = f"{name} = {called}" if new else ""  # It is saved already.
+            parts[name] = f"{name} = {called}" if new else ""  # The function is saved.
         elif value is getattr(home, called, parts):
             parts[name] = f"from {where} import {called}{new}"
         elif isinstance(value, FunctionType):

@@ -354,7 +354,7 @@ def _edited(function: Answer, line: str, source: str, edits: str) -> str:
 
 
 def _defined(name: str, source: str, beside: Answer) -> Answer:
-    """Compile the function `name` from a source, with the globals of `beside`."""
+    """Compile function `name` from a source, with the globals of function `beside`."""
     scope = dict(beside.__globals__)
     exec(compile(source, f"<{name}, changed>", "exec"), scope)
     defined: Answer = scope[name]

@@ -11,7 +11,7 @@ from fwlab.files import write_json
 
 #: Name of the file for the progress, beside the notebooks.
 FILE = "fwlab_progress.json"
-#: Key of the file's entry for the probabilities that a reader has given.
+#: Key in the file for the probabilities that a reader gave to predictions.
 SURE = "sure"
 _session: dict[str, bool] = {}
 _sure: dict[str, float] = {}
@@ -62,7 +62,7 @@ def place() -> Path | None:
 
 
 def found(folder: Path) -> dict[str, bool]:
-    """Read the progress that is stored in a folder or in its `notebooks`."""
+    """Read the progress that is stored in a folder or in its folder `notebooks`."""
     files = (place(), folder / FILE, folder / "notebooks" / FILE)
     return next((read(file) for file in files if file and file.is_file()), {})
 

@@ -25,9 +25,9 @@ from fwlab.exercises.answers import (
     copied,
 )
 
-#: Function of a generator and sizes that returns arguments by name and in order.
+#: Function that takes a generator and sizes, and returns arguments by name, in order.
 Draw = Callable[..., dict[str, Any]]
-#: Function of the result and the arguments that returns a part of the result.
+#: Function that takes a result and the arguments, and returns a part of the result.
 Part = Callable[..., Any]
 Holds = Callable[[Answer, Answer, Generator], None]
 
@@ -129,7 +129,7 @@ class Checks:
         return holds
 
     def in_chunks(self, draw: Draw | None = None, time: int = 1024) -> Holds:
-        """Check by the work and memory of an answer that it computes in chunks.
+        """Check that an answer computes in chunks, by measuring its work and memory.
 
         - `draw`: takes a generator, a number of steps and a size of chunks; keys `k`
           and values `v` have to be wide.
@@ -198,7 +198,7 @@ class Work(Mode):
 
     def _hold(self, storage: torch.UntypedStorage, size: int) -> None:
         key, numbers = id(storage), storage.nbytes() // size
-        if key not in self._known:  # A known tensor is changed in place.
+        if key not in self._known:  # A tensor that changes in place counts once.
             self._known.add(key)
             self._now += numbers
             self.peak = max(self.peak, self._now)
@@ -259,7 +259,7 @@ def _works_in_chunks(
 
 
 def exactly(*names: str) -> Draw:
-    """Return a `draw` function whose size holds the values of the arguments themselves.
+    """Return a `draw` function that takes the values of arguments in place of sizes.
 
     - `names`: the names of the arguments.
     - Returns what `exercise` and the checks take as `draw`.
@@ -274,7 +274,7 @@ def exactly(*names: str) -> Draw:
 def _cases(
     draw: Draw, sizes: Sequence[Any], generator: Generator
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yield the drawn arguments for each size, and the sizes by name."""
+    """Draw and yield the arguments for each size, and the sizes by name."""
     for size in sizes or ((),):
         if isinstance(size, Mapping):
             bound = inspect.signature(draw).bind(generator, **size)

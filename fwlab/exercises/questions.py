@@ -41,7 +41,7 @@ class Blank:
 
 @dataclass(frozen=True)
 class Question:
-    """Hold a question about a number or one of several choices, or a derivation.
+    """Hold a derivation, or a question whose answer is a number or a choice.
 
     - `name`: what `predict`, `quiz` or `check_formula` is called with.
     - `text`: the question; or the steps, where `[a]` is the place of the blank a.
@@ -160,7 +160,7 @@ def say(text: str) -> None:
 
 
 def check_formula(name: str, **blanks: Any) -> bool:
-    """Check the blanks of a derivation with random numbers, and explain wrong ones.
+    """Check the blanks of a derivation with random numbers, and explain mistakes.
 
     - `name`: the derivation.
     - `blanks`: a Python expression for each letter, in quotes: `a="beta * k"`.
@@ -305,11 +305,11 @@ def _value(expression: Any, symbols: Mapping[str, Tensor]) -> Tensor:
 
 
 def _forgiving(name: str) -> Callable[..., Any]:
-    """Return a function of PyTorch that also takes numbers, or else Python's."""
+    """Return a function that calls PyTorch's or Python's `name`, also with numbers."""
     if name == "range":  # `torch.range` differs from `range`.
         return range
     tried = [getattr(torch, name)]
-    if name in ("max", "min"):  # `torch.max(x, 0)` differs too.
+    if name in ("max", "min"):  # `torch.max(x, 0)` is not `max(x, 0)`.
         tried = [getattr(builtins, name), getattr(torch, f"{name}imum"), *tried]
     elif hasattr(builtins, name):
         tried.append(getattr(builtins, name))
@@ -450,7 +450,7 @@ def predictions() -> Figure | None:
 
 
 def _calibration(answers: list[tuple[float, bool]]) -> Figure:
-    """Draw the share of right answers in five groups of stated probability."""
+    """Draw the share of right answers for five ranges of stated probability."""
     groups: dict[int, list[tuple[float, bool]]] = {}
     for sure, right in answers:
         groups.setdefault(min(int(5 * sure), 4), []).append((sure, right))

@@ -26,7 +26,7 @@ class PositionedState(NamedTuple):
 class AFT(Causal):
     """Project inputs to queries, keys and values, and combine them in `_attend`."""
 
-    #: The number of tokens in a state of constant size.
+    #: The number of tokens in the state, if the state has a constant size.
     window = 1
 
     def __init__(self, d_model: int, causal: bool = True):
@@ -81,8 +81,8 @@ class AFTSimple(AFT):
 class PositionedAFT(AFT):
     """Extend `AFT` with tables of position biases for `max_len` positions."""
 
-    # $u$ and $v$ of Eq. 7 start small but not at 0: if both were 0, neither would get a
-    # gradient.
+    # The factors $u$ and $v$ of biases (Eq. 7) start small but not at 0: if both were
+    # 0, neither factor would get a gradient.
     def __init__(self, d_model: int, causal: bool, max_len: int, factor: int | None):
         super().__init__(d_model, causal)
         factors = {} if factor is None else {"factor": factor}
@@ -225,7 +225,7 @@ class Kernel(nn.Module):
         self.beta = nn.Parameter(torch.zeros(shape[0]))
 
     def forward(self) -> Tensor:
-        """Return the biases of Eq. 8, in the shape of the raw kernel."""
+        """Return the normalised biases (Eq. 8), in the shape of the raw kernel."""
         # A vector of length $\sqrt n$ and mean 0 has standard deviation 1.
         # `l2_normalize` returns 0 for 0/0.
         flat = self.raw.flatten(1)

@@ -24,9 +24,9 @@ class Causal(nn.Module):
     skips = False
     #: The implementation that computes a single token in `step`.
     one_token = "naive"
-    #: The names of the dimensions of an input.
+    #: The dimension names of an input.
     dims = "batch time d_model"
-    #: The path of the linear layer whose weights have the dtype and device of inputs.
+    #: The path of the linear layer whose dtype and device the inputs must have.
     first_layer = "to_q"
     d_model: int
 

@@ -143,7 +143,7 @@ class CrossAttention(nn.Module):
         shapes = (batch, heads, value, key), (batch, heads, key)
         kind = ops.NormalizedState
         W, z = operation.check_parts("CrossAttention", state, kind, shapes, q)
-        q = unit_range(phi.scaled(q)[0])  # The length of a query cancels.
+        q = unit_range(phi.scaled(q)[0])  # The scale of a query cancels.
         with torch.autocast(q.device.type, enabled=False):
             y = torch.einsum("bhvk,bihk->bihv", W, q.to(W.dtype))
             total = torch.einsum("bhk,bihk->bih", z, q.to(W.dtype))
@@ -164,7 +164,7 @@ class CrossAttention(nn.Module):
             # If all tokens are masked, a query sees all of them, as a softmax over no
             # keys is NaN. Their values are 0.
             visible = (mask | ~mask.any(1, keepdim=True))[:, None, None]
-        # PyTorch's own attention has heads before time.
+        # PyTorch's attention function expects heads before time.
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         if self.training and self.attention_dropout:
             q, dropout = q * q.shape[-1] ** -0.5, self.attention_dropout

@@ -70,7 +70,7 @@ RULES = {
         {"a": gates.Removed, "b": gates.Rate, "log_decay": gates.BoundedDecay},
     ),
 }
-#: The functions of `out_gate`, by name.
+#: The functions that `out_gate` can select, by name.
 OUT_GATES: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "sigmoid": torch.sigmoid,
@@ -78,7 +78,7 @@ OUT_GATES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def _preset(rule: str, **options: Any) -> dict[str, Any]:
-    """Return the options that published layers share, together with `options`."""
+    """Return `options`, and the options that all published layers share."""
     shared = {"key_norm": "l2", "key_eps": 1e-6, "scale": "softmax"}
     return {"rule": rule, **shared, "conv_size": 4, "out_norm": True, **options}
 
@@ -253,18 +253,18 @@ class FastWeightAttention(Causal):
         self.out_gate = str(out_gate) if out_gate else None
         self.feature_map = known.feature_map() if feature_map is None else feature_map
         scales = self.feature_map.scales
-        #: True if the state has the running maximum of the scale of features.
+        #: True if the state has a running maximum of feature scales.
         self.has_running_scale = normalize and key_norm is None and scales
         value = round(wide)
         #: The shape of the fast weights of one sequence, `(value_heads, value, key)`.
         self.state_shape = (memories, value, self.feature_map.width(width))
-        #: The numbers of channels of queries, keys and values.
+        #: The number of channels for queries, for keys and for values.
         self.channels = [heads * width, steps * keys * width, steps * memories * value]
         self.to_q, self.to_k, self.to_v = projections(d_model, *self.channels)
         read = max(heads, memories) * value
         self.to_out = nn.Linear(read, d_model, bias=False)
         self.gates = nn.ModuleDict({n: make(self) for n, make in known.gates.items()})
-        # These come last, so that no other initial value depends on the options.
+        # These layers come last, so that no other initial value depends on the options.
         self.conv: ShortConvolution | None = None
         if conv_size:
             self.conv = ShortConvolution(sum(self.channels), conv_size)

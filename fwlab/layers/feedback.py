@@ -15,14 +15,14 @@ from fwlab.ops._recurrence import has_autocast
 from fwlab.ops.feedback import memories
 from fwlab.ops.feedback.weights import EPS
 
-#: The weights that each layer has separately, also in the shared form.
+#: The weights that each layer has separately, even if projections are shared.
 _BLOCK = ("norm_mixer", "to_q", "to_out", "norm_mlp", "expand", "contract")
 
 
 class FeedbackBlock(nn.Module):
     """Compute one layer of a Feedback Transformer for one step."""
 
-    # There are no projections to keys and values, which come from the memory.
+    # There are no projections to keys and values, which `MemoryProjection` computes.
     def __init__(self, d_model: int, d_ff: int):
         super().__init__()
         self.norm_mixer = nn.LayerNorm(d_model, bias=False)

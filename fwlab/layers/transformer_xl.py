@@ -85,7 +85,7 @@ class RelativeAttention(Causal):
         )
         self.content_bias = nn.Parameter(torch.zeros(heads, width))
         self.position_bias = nn.Parameter(torch.zeros(heads, width))
-        # The codes encode all distances that occur in memory and segment together. They
+        # The codes encode all distances within a segment and its segment memory. They
         # follow from the sizes, so they are not saved.
         codes = sinusoids(torch.arange(memory + segment), d_model)
         self.register_buffer("codes", codes, persistent=False)
@@ -104,7 +104,7 @@ class RelativeAttention(Causal):
         (q,) = per_head(self.to_q(x), heads=self.heads)
         new = self._keys_and_values(x)
         memory, segment, mask = self._start(state, new)
-        # These indices are the start of the segment, of the new tokens, and the end.
+        # The indices are the start of the segment, the first new token, and the end.
         begin = start = memory.shape[1]
         past = start + segment.shape[1]
         end = past + time

@@ -206,7 +206,7 @@ def _weights(
         ours = [expected[name] for name in piece.ours]
         wanted = torch.cat(ours)  # The device is "meta", so no values are copied.
         if rows.dim() != wanted.dim() and rows.numel() == wanted.numel():
-            rows = rows.reshape(wanted.shape)  # For example, grouped convolutions.
+            rows = rows.reshape(wanted.shape)  # This reshapes grouped convolutions.
         if rows.shape != wanted.shape:
             raise ValueError(
                 f"{where}: expected {', '.join(piece.published)} of shape "

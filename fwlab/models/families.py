@@ -264,7 +264,7 @@ def _family(
 def _pieces(
     there: str, here: str, names: dict[str, str], heads: int = 1
 ) -> list[Piece]:
-    """Pair published names with ours, each with the prefix of its model."""
+    """Pair published names of weights with fwlab's names, and add a prefix to each."""
 
     def full(before: str, names: str) -> tuple[str, ...]:
         bare = ("A_log", "dt_bias", "log_rate", ".bias")

@@ -103,7 +103,7 @@ MIXERS: dict[str, Mixer] = {
             s.heads,
             s.layers,
             s.d_ff,
-            # A training window holds a segment and as much memory.
+            # A training window holds a segment and a segment memory of equal length.
             memory=s.max_len // 2,
             segment=(s.max_len + 1) // 2,
             dropout=s.dropout,
@@ -552,7 +552,7 @@ class LanguageModel(nn.Module):
             if state is None or _longest(state[0]) == self.max_len:
                 past, real = torch.cat(text, 1), F.pad(key_mask, (0, count), value=True)
                 if self.max_len is not None:
-                    ahead = real.flip(1).cumsum(1).flip(1)  # Real tokens from here on.
+                    ahead = real.flip(1).cumsum(1).flip(1)  # Count real tokens ahead.
                     if not warned and (ahead[~stopped, 0] > self.max_len).any():
                         warnings.warn(
                             f"the text is longer than max_len={self.max_len}: "

@@ -17,14 +17,14 @@ from torch.nn import functional as F
 
 #: The number of steps per chunk, a power of two.
 CHUNK = 32
-#: Rows (steps of all heads) that are computed together: few enough for the caches of a
-#: CPU, and on other devices enough to keep them busy.
+#: Number of rows (steps of all heads) computed together: few enough for the caches of
+#: a CPU, and enough to use all of another device.
 ROWS = {"cpu": 3072}
 ROWS_ELSEWHERE = 65536
 
 
 def plan(x: Tensor) -> tuple[int, list[tuple[slice, int]]]:
-    """Return the chunk size, and for each group its steps and number of chunks.
+    """Return the chunk size and, per group of chunks, its steps and number of chunks.
 
     - `x`: `[batch, time, heads, width]`.
     """

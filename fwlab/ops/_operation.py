@@ -199,7 +199,7 @@ def operation(
                     **x | {"implementation": wanted}
                 )
                 y = (y if mask is None else masked(y, mask)).to(lead.dtype)
-            # After an empty sequence, the state is the caller's own: clone it.
+            # After an empty sequence, the state is the caller's tensor, so clone it.
             every = not sizes[steps[-1]]
             return (y, separate(after, every)) if x.get("return_state") else y
 
@@ -582,7 +582,7 @@ def check_form(
         return wanted
     plain = [name for name in forms if name in plain]
     if "efficient" in plain and forward_ad._current_level >= 0:
-        plain.remove("efficient")  # PyTorch's own attention has no forward mode.
+        plain.remove("efficient")  # PyTorch's attention has no forward mode.
     if wanted == "auto":
         return plain[-1]
     if wanted not in plain:

@@ -103,7 +103,7 @@ class Recurrence:
     def __call__(
         self, x: Tensors, *options: bool | int | float | str | Callable | None
     ) -> Any:
-        """Compute the results; traced calls support no options that are functions."""
+        """Run the forward function. Traced calls support no function as an option."""
         keep = needs_backward(*x)
         if is_traced(x[0]):
             dense = [part if part is None else part.contiguous() for part in x]

@@ -245,7 +245,7 @@ def prepare(
             x |= {n: finite_gradient(x[n]) for n in ("q", "k")}
             if not x["q"].is_cuda:  # Kernels take all inputs in one dtype.
                 x |= {n: x[n].to(dtype) for n in ("q", "k")}
-        x["q"] = unit_range(x["q"])  # The length of a query cancels.
+        x["q"] = unit_range(x["q"])  # The scale of a query cancels.
     if group > 1:
         dims = rule.tensors.names
         for name in [*x][1:]:

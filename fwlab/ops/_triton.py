@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fwlab.ops._recurrence import constant
 
-#: True if kernels run in Triton's interpreter; Triton reads it when it defines them.
+#: True if kernels run in Triton's interpreter, which is chosen when they are defined.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 #: The type of the device on which kernels run.
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -103,7 +103,7 @@ def imported(module: str) -> None:
 
 @functools.cache
 def untrusted(capability: tuple[int, int]) -> str | None:
-    """Return the reason why compilers give wrong results on this GPU, or None.
+    """Return the reason why Triton or ptxas gives wrong results on a GPU, or None.
 
     On Hopper, Triton before 3.7.1 and ptxas, which makes its machine code, before 13.1
     give wrong numbers without an error (fla-org/flash-linear-attention#983 and #1262).
@@ -148,7 +148,7 @@ def multiprocessors(device: torch.device) -> int:
     return _properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
-@functools.cache  # Each kernel launch reads these properties.
+@functools.cache  # Each kernel launch reads the properties.
 def _properties(device: torch.device) -> Any:
     return torch.cuda.get_device_properties(device)
 

@@ -55,7 +55,7 @@ def linear(x: Inputs, W: Tensor, z: Tensor | None, alone: bool) -> Any:
             return one_chunk(x, corrects=False, normalize=True), W, z
         if is_a_token(x, W):
             return take_steps(x, W, z, corrects=False)
-    # $z$ is one more row of $W$, into which every key writes 1.
+    # Compute $z$ as one more row of $W$, into which every key writes 1.
     values = torch.cat([x.v, torch.ones_like(x.v[..., :1])], -1)
     x = Inputs(x.decay, x.strength, x.erase_key, x.q, x.k, values, x.early)
     W = torch.cat([W, z[:, :, None]], -2)
@@ -69,7 +69,7 @@ def delta(x: Inputs, W: Tensor, z: Tensor | None, alone: bool) -> Any:
     if z is None:
         y, W = compute(x, W, alone, corrects=True)
         return y, W, None
-    # $z$ sums up the keys: a linear recurrence whose values are the keys.
+    # The sum $z$ of the keys is a linear recurrence whose values are the keys.
     one = torch.ones_like(x.k[..., :1])
     keys = Inputs(q=one, k=one, v=x.k, decay=x.decay)
     sums, last = compute(keys, z[..., None], alone, corrects=False)  # Eq. 26
@@ -186,7 +186,7 @@ def one_chunk(x: Inputs, corrects: bool, normalize: bool = False) -> Tensor:
 
 
 class Terms(NamedTuple):
-    """Hold the terms of Eqs. e1 to e3 for n chunks; no term depends on a state."""
+    """Hold the terms of n chunks' states and outputs (Eqs. e1-e3) without any state."""
 
     update: Tensor  # The shape is [n, C, value].
     erase: Tensor | None  # The shape is [n, C, key]; None in the linear recurrence.
@@ -200,7 +200,7 @@ def summarize(
     q: Tensor, k: Tensor, v: Tensor, decay: Any, strength: Any, erase_key: Any,
     corrects: bool, early: bool,
 ) -> Terms:  # fmt: skip
-    r"""Compute the terms of Eqs. e1 to e3 for chunks `[n, C, width]`.
+    r"""Compute the terms of states and outputs (Eqs. e1-e3) for chunks `[n, C, width]`.
 
     What a step erases depends on what earlier steps have written. All steps together
     solve a triangular system, with $A = \mathrm{stril}(R K^\top) \odot \Gamma$:
@@ -333,7 +333,7 @@ def backward(
         d_state, after = d_states[0], d_states[1:].flatten(0, 1)
         if not corrects:
             dU.baddbmm_(terms.write, after.mT)
-        # The gradients of all terms follow from Eqs. e1 to e3; autograd does the rest.
+        # Compute the gradients of the terms by Eqs. e1 to e3, and the rest by autograd.
         U, d_terms = terms.update, {"update": dU}
         if terms.erase is not None:
             U = torch.baddbmm(U, terms.erase, before.mT)

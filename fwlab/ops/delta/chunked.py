@@ -64,7 +64,7 @@ def delta(x: Inputs, W: Tensor, z: Tensor | None, alone: bool) -> Any:
             asking = before(gamma), before(Gamma)
         A = b * scores(R, K, asking[1]).tril(-1)
         U = solve(A, b * (V - asking[0] * R @ W.mT))  # (d1)
-        # Given $U$, the rest is the same as in the linear recurrence.
+        # Given $U$, outputs and states are computed as in the linear recurrence.
         P = scores(Q, K, Gamma).tril()
         y.append(gamma * Q @ W.mT + P @ U)  # (d2)
         W = carry(W, U, K, d)  # (d3)
@@ -94,7 +94,7 @@ def normalized_delta(x: Inputs, W: Tensor, z: Tensor) -> tuple[Tensor, Tensor, T
         held = gamma * R @ z[..., None] + L.sum(-1, True)
         V_bar = divide(gamma * R @ W.mT, held)  # Eq. 27
         U = solve(b * divide(L, held), b * (V - V_bar))  # (d1)
-        # Compute the outputs of the chunk, and both states after it.
+        # Compute the outputs of the chunk, and the states $W$ and $z$ after it.
         total = gamma * Q @ z[..., None] + P.sum(-1, True)
         y.append(divide(gamma * Q @ W.mT + P @ U, total))  # Eq. 28
         W = carry(W, U, K, d)  # (d3)

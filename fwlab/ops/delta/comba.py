@@ -25,7 +25,7 @@ def loop(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor,
     ask: Tensor, W: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    r"""Decay, correct the value that a scaled key retrieves, then read, at each step:
+    r"""Decay, correct the value that a scaled key retrieves, and read, at each step:
 
     $$\bar v_i = d_i\, W_{i-1}\,(c_i\, k_i) \tag{n6}$$
     """

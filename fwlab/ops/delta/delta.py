@@ -70,7 +70,7 @@ def loop(
     """Compute the delta rule: correct the fast weights, then read, at each step."""
     y = []
     for q_t, k_t, v_t, b_t in steps(q, k, v, beta):
-        W = delta_step(W, k_t, v_t, b_t)  # This computes Eqs. 20 and 24.
+        W = delta_step(W, k_t, v_t, b_t)  # This corrects `W` (Eqs. 20 and 24).
         y.append(read(W, q_t))  # Eq. 25
     return torch.stack(y, dim=1), W
 

@@ -51,7 +51,7 @@ def strength(k: Tensor, beta: Tensor) -> Tensor:
     return beta / (1 + beta * k.square().sum(-1))
 
 
-#: The range of `beta`: all numbers from 0 on.
+#: The range of `beta`: all numbers of at least 0.
 POSITIVE = Range(0, INFINITE, "pass a weight, such as softplus(beta)")
 
 

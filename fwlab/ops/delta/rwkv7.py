@@ -57,7 +57,7 @@ def rwkv7_rule(
     log_decay: LogDecayPerKey,
     **options: Unpack[RuleOptions],
 ) -> Inputs:
-    r"""Decay every key channel, add a rank-one update and a pair, then read (RWKV-7).
+    r"""Decay key channels, add a rank-one term and key-value pair, then read (RWKV-7).
 
     $W_t = W_{t-1} \big(\mathrm{diag}(e^{\text{log\_decay}_t}) + a_t b_t^\top\big) + v_t
     \otimes k_t$ and $y_t = W_t q_t$.

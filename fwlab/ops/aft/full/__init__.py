@@ -21,7 +21,7 @@ def load() -> Any:
     return aft_full
 
 
-#: The implementations of AFT-full. On an H200, the last that can run is the fastest.
+#: The implementations of AFT-full. On an H200, the last one that can run is fastest.
 FORMS = {
     "naive": naive.aft_full,
     "efficient": efficient.aft_full,
@@ -90,7 +90,7 @@ def aft_full(
             f"([time, past + time]), got {[*bias.shape]}"
         )
     compute, q, *keys, w = operation.prepare(op, FORMS, form, q, k, v, bias)
-    if state is not None or options["return_state"]:  # The state is a copy.
+    if state is not None or options["return_state"]:  # `cat` copies the state.
         parts = zip(state or (k[:, :0], v[:, :0]), keys, strict=True)
         keys = [torch.cat(part, 1) for part in parts]
     dtype = torch.promote_types(v.dtype, torch.float32)

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 
 from fwlab.ops._recurrence import Recurrence
 
-#: Minimum and maximum rows of blocks, and of the small blocks for large factors.
+#: Minimum and maximum number of rows per block, and per small block for large factors.
 BLOCK, SMALL = (128, 256), (4, 32)
-#: Maximum number of pairs of rows and keys in one softmax, to limit its memory.
+#: Maximum number of (row, key) pairs in one softmax, to limit its memory.
 ROOM = 2**20
 #: Bounds for the matrix products, far from the limits of float32: the maximum of $e^w$,
 #: the maximum of $e^{K - c}$ and of its product with $V$, and the minimum sum.
@@ -34,7 +34,7 @@ def aft_full(q: Tensor, k: Tensor, v: Tensor, w: Tensor, causal: bool) -> Tensor
     return tiles((q, k, v, w[None, None], None, None), reach)[0]
 
 
-#: Keys and values, each `[tiles, groups, keys, batch, c]`. Only the last pair has biases.
+#: Keys and values, `[tiles, groups, keys, batch, c]`. Only the last pair has biases.
 Pairs = list[tuple[Tensor, Tensor]]
 
 
@@ -97,7 +97,7 @@ def _means(
 def _compute_singles(
     x: Any, reach: int, block: slice, single: Tensor, inverse: Tensor, mean: Tensor
 ) -> None:
-    """Recompute means (Eq. e5) that may be inexact, in small blocks or by a softmax."""
+    """Recompute inexact means (Eq. e5) in smaller blocks, or else by a softmax."""
     x, n = _first_tiles(x, single)
     for small in _blocks(block.start, block.stop, *SMALL) if reach >= 0 else [block]:
         now = slice(small.start - block.start, small.stop - block.start)
@@ -115,7 +115,7 @@ def _compute_singles(
 
 
 def _first_tiles(x: Any, single: Tensor) -> tuple[Any, int]:
-    """Truncate inputs after the last tile with a row in `single`; count the tiles."""
+    """Return inputs up to the last tile with a row in `single`, and count the tiles."""
     q, k, v, w, L, m = x
     rows, size = w.shape[2:]
     n = int(single.flatten(1).any(1).nonzero().amax()) + 1
@@ -126,7 +126,7 @@ def _first_tiles(x: Any, single: Tensor) -> tuple[Any, int]:
 
 
 def _backward(x: Any, kept: Any, gradients: Any, needed: Any, reach: int) -> Any:
-    r"""Recompute the means (Eq. e5), and return the gradients of all inputs of tiles.
+    r"""Recompute the means (Eq. e5), and return the gradients of all inputs of `tiles`.
 
     With $p = E X / (E X)$ the weights of a row, $dV = p^\top dm$, and $w$ and $K$ both
     get $p\, dm\, (V - m)$, summed over the rows or columns that share them:
@@ -166,7 +166,7 @@ def _backward(x: Any, kept: Any, gradients: Any, needed: Any, reach: int) -> Any
             slope = slopes[:, :n, :, small].neg().masked_fill_(here >= 0, 0)
             dm = (by_y * to_y).masked_fill_(here != 0, 0)
             made.append(_pull(first, reach, small, slope, dw[:n], here == 0, dm))
-    if len(made) == len(inverse) == 1 and x[4] is None:  # One block saw all keys.
+    if len(made) == len(inverse) == 1 and x[4] is None:  # One block sees all keys.
         dk, dv = (part[0].permute(2, 1, 0, 3).flatten(2) for part in made[0])
         return dq, dk, dv, dw, None, None
     sums = [part if part is None else torch.zeros_like(part) for part in x[1:]]
@@ -179,7 +179,7 @@ def _pull(
     x: Any, reach: int, block: slice, slope: Tensor, dw: Tensor,
     single: Tensor | None = None, dm: Any = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return a block's gradients of keys and values; accumulate `dw` (Eqs. e6 to e8).
+    """Return the gradients of a block's keys and values, and add to `dw` (Eqs. e6-e8).
 
     - `slope`: $G m$ and $G$, 0 for rows that are not computed here.
     - `single`: rows that need a softmax, None = no row; `dm`: gradients of their means.
@@ -270,7 +270,7 @@ def _add(made: Any, w: Tensor, count: int, dK: Tensor, dV: Tensor) -> None:
 def _terms(
     x: Any, reach: int, block: slice, check: bool = True
 ) -> tuple[Pairs, Tensor, Tensor, Tensor | None]:
-    """Return the keys that a block sees and the factors of Eq. e5 (0 if out of bounds).
+    """Return the keys that a block sees and their factors (Eq. e5), 0 if out of bounds.
 
     Usually all factors are within the bounds, which their extremes show. Such factors
     have the same bits in both cases.
@@ -345,7 +345,7 @@ def _softmax(
         exponent.masked_fill_(~seen.tril_(more + reach + block.start), -torch.inf)
     top = exponent.amax(-1, keepdim=True)
     exponent.masked_fill_(exponent < top + FAINT, -torch.inf)
-    empty = top == -torch.inf  # The softmax is NaN here.
+    empty = top == -torch.inf  # A softmax over no keys is NaN.
     return torch.softmax(exponent, -1).masked_fill_(empty, 0), values
 
 

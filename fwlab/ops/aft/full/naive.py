@@ -48,7 +48,7 @@ def gated_means(q: Tensor, k: Tensor, v: Tensor, w: Iterable[Tensor]) -> Tensor:
 
 
 def aft_full(q: Tensor, k: Tensor, v: Tensor, w: Tensor, causal: bool) -> Tensor:
-    r"""Compute AFT-full; row $t$ sees all steps, or if `causal` the steps up to $t$.
+    r"""Compute AFT-full; row $t$ sees all steps or, if `causal`, the steps up to $t$.
 
     - `q`: `[batch, time, channels]`.
     - `k`, `v`: `[batch, past + time, channels]`, first the steps of earlier calls.

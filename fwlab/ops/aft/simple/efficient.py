@@ -39,7 +39,7 @@ def before_each(
 
 
 def _forward(x: Any, keep: bool) -> Any:
-    """Return outputs (Eq. 5) and final state, or without `q` all running means."""
+    """Return outputs (Eq. 5) and final state or, without `q`, all running means."""
     k, v, log_sum, mean, q = x
     time = k.shape[1]
     top, _, _, s, total, _ = _sums(k, v, log_sum, mean)

@@ -39,7 +39,7 @@ NARROW = 128
 
 #: The key of a masked step.
 LOW = tl.constexpr(float("-inf"))
-#: The minimum of float32.
+#: The lowest finite number in float32.
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 
@@ -152,7 +152,7 @@ def summarize(
     U = tl.full(W.shape, 1.0, tl.float32)
     if u is not None:
         U = _load(u + origin, t, c, remaining, D, 0.0)
-    # A row that sees nothing has no gradients to pass on.
+    # A row that sees no key has no gradients.
     X = tl.where(X < -LOW, X, float("-inf"))
     X, U, W = elements(X, U, W)
     M = tl.max(X, 0)
@@ -167,7 +167,7 @@ def carry(
     top, s, a, top_start, s_start, a_start, top_end, s_end, a_end, segments, D,
     BD: tl.constexpr, AHEAD: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """Replace the triple (Eq. k1) of each segment by that of all earlier segments.
+    """Replace each segment's triple (Eq. k1) by the triple of all earlier segments.
 
     It moves 24 bytes per segment and channel. The lower bound is the latency: segments
     are combined one after another. `AHEAD` segments are loaded at a time.
@@ -305,7 +305,7 @@ def _triples(like: Tensor, n: int) -> list[Tensor]:
 def summary(
     x: Tensor, u: Tensor | None, w: Tensor, time: int, R: int, sign: int
 ) -> list[Tensor]:
-    """Return maximum and sums (Eq. k1) of each segment of `R` steps of `sign * x`."""
+    """Return the maximum and sums (Eq. k1) of keys `sign * x` for every `R` steps."""
     batch, stride, D = x.shape
     n, BD = count(time, R), channels(D)
     out = _triples(x, n)
@@ -318,7 +318,7 @@ def summary(
 
 
 def carried(triples: list[Tensor], start: list[Tensor], reverse: bool) -> list[Tensor]:
-    """Launch `carry` on segments' triples; return the triple of the whole sequence."""
+    """Launch `carry` on segments' triples, and return the triple of the sequence."""
     batch, n, D = triples[0].shape
     BD = channels(D, 32)
     end = [torch.empty_like(x) for x in start]

@@ -17,8 +17,8 @@ from fwlab.ops._recurrence import is_traced
 from fwlab.ops.aft.full.efficient import tiles
 from fwlab.ops.aft.simple.efficient import before_each
 
-#: Rows per tile. A tile has up to twice as many rows if it is the whole sequence, which
-#: then needs no running mean, or if the window is wide, which all tiles share.
+#: Rows per tile. A tile has up to twice as many rows if it is the whole sequence, and
+#: so needs no running mean, or if the window is wide.
 TILE = 64
 
 
@@ -30,7 +30,7 @@ def causal(
     usual = is_traced(q) or (width <= TILE and time > 2 * TILE)
     r = TILE if usual else min(time, 2 * TILE)
     n = -(-time // r)
-    # From tile to tile, as many keys leave the window as a tile has rows.
+    # With each tile, as many keys leave the window as the tile has rows.
     L, m = before_each(*_means(k[:, :time], v[:, :time], r), log_sum, mean)
     w = _spread(band.flip(-1), r)
     k, v = _padded(k, v, 0, n * r - time)

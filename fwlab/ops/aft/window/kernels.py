@@ -135,7 +135,7 @@ def _dot(a, b, PRECISION: tl.constexpr):
 def _one_by_one(
     k, v, band, M, S, A, t, c, channel, start, end, time, W, reach, D: tl.constexpr,
 ):  # fmt: skip
-    """Add keys one at a time to the running maxima and sums (Eq. k1) of a tile of rows.
+    """Add keys one at a time to the running maxima and sums (Eq. k1) of a tile's rows.
 
     Each row and channel has its own maximum, so the result is always exact.
     """
@@ -152,7 +152,7 @@ def _one_by_one(
 
 @triton.jit
 def _factor(x):
-    """Return e^x, or infinity if x is above the bound for factors of products.
+    """Return e^x for a matrix product, or infinity if x is above `MAX_EXPONENT`.
 
     A sum with an infinite factor becomes infinite or NaN, which marks it as wrong.
     """
@@ -391,7 +391,7 @@ def _rows(
     L, m, dm, first, time, head, block, R: tl.constexpr,
     BD: tl.constexpr, D: tl.constexpr, H: tl.constexpr,
 ):  # fmt: skip
-    """Return the channels of a block and their mask, and load L, m and dm of rows."""
+    """Return a block's channels and their mask, and L, m and dm of the tile's rows."""
     inner = block * BD + tl.arange(0, BD)
     c, channel = head * (D // H) + inner, inner < D // H
     norm = _tile(L, first, time, c, channel, LOW, R, D)
@@ -406,7 +406,7 @@ def window_backward_band(
     D: tl.constexpr, H: tl.constexpr, R: tl.constexpr, BD: tl.constexpr,
     P: tl.constexpr, PRODUCTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of the biases of a tile of rows and P keys (Eq. e8).
+    """Compute the bias gradients (Eq. e8) for a tile of rows and P keys.
 
     Each program sums over the batch and the channels, in a fixed order. It loads k, v,
     L, m and dm of its rows and keys once. `across` programs share a tile of rows.
