@@ -95,7 +95,7 @@ def style() -> None:
 
 
 def matrix(ax: Axes, values: Any, title: str, limit: float = 1.0) -> None:
-    """Draw a small matrix as coloured cells that contain the numbers.
+    """Draw a small matrix as coloured cells with numbers.
 
     - `ax`: where to draw; its ticks and frame are replaced.
     - `values`: a tensor or an array with two dimensions.
@@ -118,7 +118,7 @@ def matrix(ax: Axes, values: Any, title: str, limit: float = 1.0) -> None:
 
 
 def cells(ax: Axes, values: Any, title: str, **options: Any) -> None:
-    """Draw a matrix as coloured cells, without its numbers.
+    """Draw a matrix as coloured cells without numbers.
 
     - `ax`: where to draw; its grid is removed.
     - `values`: `[rows, columns]`, a tensor or an array: 1 is `FAST`, 0 is
@@ -490,7 +490,7 @@ class Slider(NamedTuple):
         """
         last = len(self.frames) - 1
         label, first = escape(self.label), escape(self.values[0])
-        # A label element around both would name the output, not the input.
+        # A label element around the output and the input would name the output.
         html = (
             f'<div class="fw-frames"><div hidden>{label} = <output>{first}</output> '
             f'<input type="range" aria-label="{label}" aria-valuetext="{first}" '

@@ -29,10 +29,10 @@ from templates import render
 from fwlab.ops import TABLE
 
 INDEX, EQUATIONS = "annotated/index.md", "annotated/equations.md"
-#: The HTML that KaTeX writes for a letter that has a colour.
+#: The HTML that KaTeX writes for a letter that the site colours.
 LETTER = re.compile('(<span class="mord mathnormal)("[^>]*>([kKvVWβ])<)')
 TINTS = {"k": "key", "v": "value", "w": "W", "β": "beta"}
-#: Letters that mean something else on some pages, by a part of the page's URI.
+#: Letters with another meaning on some pages, by a part of the page's URI.
 OTHER = {"/layers/": "w", "aft": "β"}
 #: The query string that opens a page's rule in the rule editor, by the page's URI.
 STEPS = {
@@ -192,7 +192,7 @@ def rows_of(folder: str, naive: Source, file: Source) -> list[int]:
     """
     here = {*naive.tags, *naive.computed, *file.tags, *file.computed}
     theirs = [_tags(folder, naive, function) & here for function in naive.functions]
-    chains: dict[int, list[tuple[int, int]]] = {}  # The longest that ends in each row.
+    chains: dict[int, list[tuple[int, int]]] = {}  # Longest chain per last row.
     for index, function in enumerate(file.functions):
         ours = _tags(folder, file, function) & here
         shared = [len(ours & tags) / len(ours | tags or {0}) for tags in theirs]
@@ -207,7 +207,7 @@ def rows_of(folder: str, naive: Source, file: Source) -> list[int]:
 
 
 def _tags(folder: str, file: Source, function: list[Row]) -> set[str]:
-    """Return the equation tags of a function, adding the steps that they combine."""
+    """Return the equation tags of a function and of the steps that the tags combine."""
     name, text, _ = function[0]
     if not name or name.lower() in TABLE:
         return set()  # Modules and delegating functions compute no equation.
@@ -254,7 +254,7 @@ def _operations() -> dict[str, Page]:
 
 
 def _alone() -> dict[str, Page]:
-    """Return pages for files with formulas that no page of `OPERATIONS` shows."""
+    """Return a page for each file with formulas that is on no operation's page."""
     pages = {}
     for path in ("feature_maps.py", "ops/**/*.py", "layers/*.py"):
         for found in sorted((ROOT / "fwlab").glob(path)):

@@ -120,7 +120,7 @@ def _ways() -> list[dict]:
 
 
 def _scoreboard() -> str:
-    """Return the Markdown rows of the table of scores, one per memory."""
+    """Return the score table in Markdown, with one row per operation in `MEMORIES`."""
     return "\n".join(
         f"| {name} | {first:.3f} | {second:.3f} |"
         for known in MEMORIES.values()

@@ -15,7 +15,7 @@ from repository import ROOT
 
 #: An equation: the paper or folder that numbers it (if known), and the number.
 Number = tuple[str | None, str]
-#: Places in files: the path of the file, and the line number.
+#: Places in files, as pairs of path and line number.
 Places = list[tuple[str, int]]
 
 
@@ -55,14 +55,14 @@ def whose(path: str, tag: str) -> str | None:
     if tag[0].isdigit():
         return listed()["exceptions"].get(path, {}).get(tag) or paper(path)
     having = [family for family, tags in listed()["fwlab"].items() if tag in tags]
-    # The same number may have another meaning in another folder.
+    # An equation number may have different meanings in two folders.
     own = [family for family in having if path.startswith(f"fwlab/ops/{family}")]
     alike = [family for family in having if family in path]
     return next(iter(own + alike + having), None)
 
 
 def by_steps(folder: str, tags: set[str]) -> set[str]:
-    """Return the given equations together with the single steps that they combine.
+    """Return the given equations and all equations of single steps that they combine.
 
     A letter without a number means all of the folder's numbers that begin with it.
     """

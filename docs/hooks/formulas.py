@@ -29,7 +29,7 @@ MARKED = re.compile(
 )
 #: The tag of one equation or of a range of equations: "24", "8--11", "d1".
 TAG = re.compile(r"\\tag\{((\w+)(?:--\w+)?)\}")
-#: HTML from a displayed equation to the URL of the first line that computes it.
+#: HTML after a displayed equation, up to the URL of the first line that computes it.
 LINE = re.compile(r'\s*<p class="places"[^>]*>[^<]*<a href="([^"]+)"')
 #: Cache of typeset formulas, so that `mkdocs serve` typesets only new ones.
 done: dict[tuple[str, bool], str] = {}

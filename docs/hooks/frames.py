@@ -124,7 +124,7 @@ RUNGS = {
 
 
 def ladder() -> dict:
-    """Compute the memory and the values that keys read from it, by rule and token.
+    """Compute fast weights, and the values that keys retrieve, by rule and token.
 
     All rules get the steps of the most general rule, but only the gates they have.
     """
@@ -150,7 +150,7 @@ def ladder() -> dict:
             reads = keys @ W.mT
             tokens.append(_lists(before=before, W=W, reads=reads) | {"steps": taken})
         runs[name] = {"adds": adds, "tokens": tokens}
-    # The last rule is the most general one, so its reads are correct.
+    # The last rule is the most general one, so it retrieves the correct values.
     wanted = [token["reads"] for token in runs["more steps"]["tokens"]]
     for run in runs.values():
         for token, right in zip(run["tokens"], wanted, strict=True):
@@ -189,7 +189,7 @@ def _told(operation: str, steps: list, decay: tuple, n: int) -> dict:
 
 
 def ten() -> dict:
-    """Compute memory and reads after each token for every rule of rules.json."""
+    """Compute fast weights and retrieved values for all tokens and the ten rules."""
     keys = _exact([*LADDER_KEYS.values()])
     wanted = ladder()["wanted"]
     rules = json.loads((ROOT / "docs/figures/rules.json").read_text("utf-8"))
@@ -205,11 +205,11 @@ def ten() -> dict:
     return {"keys": [*LADDER_KEYS], "tokens": tokens, "wanted": wanted, "rules": rules}
 
 
-# --- Trained memories, for the capacity figure ---
+# --- Trained fast weights, for the capacity figure ---
 
 
 def capacity() -> dict:
-    """Return median losses of memories by key width, feature map, number of pairs."""
+    """Return median losses by key width, feature map and number of pairs."""
     losses: dict = {}
     for name in ("capacity.quick", "capacity"):
         path = ROOT / "docs" / "reproduce" / f"{name}.json"

@@ -14,7 +14,7 @@ PEERS = "gpu-nvidia-h200.json"
 
 
 def measured(*ops: str) -> dict:
-    """Return times of `ops` (default: all), and ratios of other times to the kernels'.
+    """Return times of `ops` (default: all), and other times relative to the kernels.
 
     Times are those of the longest size, measured first. Ratios cover all sizes.
     """
@@ -33,7 +33,7 @@ def measured(*ops: str) -> dict:
 
 
 def places() -> dict:
-    """Return the compiler's report on the delta kernel, its chunk size and the GPU."""
+    """Return the compiler's report on the delta kernel, with chunk size and GPU."""
     use = _read("kernels.json")["kernels"]["delta 64"]["forward, sm_90"]
     return {"use": use, "chunk": NARROW.C, "card": _read(PEERS)["card"]}
 

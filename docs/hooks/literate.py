@@ -77,7 +77,7 @@ class Source:
 
     @cached_property
     def rows(self) -> list[Row]:
-        notes: dict[int, tuple[str, str]] = {}  # By number of the code's first line.
+        notes: dict[int, tuple[str, str]] = {}  # By line number where the code starts.
         hidden: set[int] = set()
 
         def visit(node: ast.AST, name: str) -> None:

@@ -34,7 +34,7 @@ ASKED = re.compile(r'(predict|quiz)\("(\w+)"')
 FOLDED = re.compile(r"# (?:@title )?(Setup|Draws [^\n]+)")
 #: The paragraph of an exercise or a derivation, which begins with a number.
 TASK = re.compile(r"^\*\*\d\. .+?(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)
-#: The paragraph on time and requirements, which the head of the page repeats.
+#: The paragraph on time and requirements, which the page header repeats.
 ITALIC = re.compile(r"^\*(?=[^*])(.+?)\*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[([^\]]+)\]\(\.\./(docs|fwlab)/([^)\s]*)\)")
 FRAME = re.compile(r'<img [^>]*src="data:image/svg\+xml;base64,([^"]+)"[^>]*>')
@@ -96,7 +96,7 @@ def on_page_content(html, page, config, files):
 
 
 class Page:
-    """Convert a notebook to Markdown with marks, whose HTML is kept in `raw`."""
+    """Convert a notebook to Markdown with placeholders for the HTML in `raw`."""
 
     def __init__(self, uri: str, config):
         self.config, self.stem = config, posixpath.basename(uri).removesuffix(".ipynb")
@@ -245,7 +245,7 @@ def _without_facts(found: re.Match) -> str:
 
 
 def _question(name: str, predicted: bool) -> dict:
-    """Return the template data of a question, with the texts that judge an answer."""
+    """Return the template data of a question, with feedback on each answer."""
     question = QUESTIONS[name]
     plain = ("name", "text", "choices", "truth", "tolerance", "percent")
     return {field: getattr(question, field) for field in plain} | {

@@ -35,7 +35,7 @@ from fwlab.plots import (
 
 #: Font size in points. Letters have at least 11 pixels on a page 390 pixels wide.
 LETTERS = 11.5
-#: Colour and marker of each family of mixers, and its members.
+#: Colour, marker and members of each family of mixers.
 FAMILIES = {
     "softmax": (OTHER, "s", ["softmax", "transformer-xl"]),
     "fast weights": (FAST, "o", [rule.replace("_", "-") for rule in RULES] + ["fwp"]),

@@ -42,7 +42,7 @@ RATES = ("lr", "rate")
 
 
 class Row(NamedTuple):
-    """Hold an experiment and one of its claims, as a row of the table of claims."""
+    """Represent a row of the claims table: an experiment and one of its claims."""
 
     experiment: Experiment
     claim: Claim
@@ -83,7 +83,7 @@ def on_files(files, config):
 def on_page_markdown(markdown, page, config, files):
     if page.file.src_uri.startswith("reproduce/"):
         page.meta.setdefault("styles", []).append("styles/reproduce.css")
-        page.meta["hide"] = ["navigation"]  # The tables need the width.
+        page.meta["hide"] = ["navigation"]  # The tables need the full page width.
     return markdown
 
 
@@ -103,7 +103,7 @@ def _fill(name: str) -> str:
 
 
 def _index() -> list[dict]:
-    """List all experiments with claims, verdict and the number of points that ran."""
+    """List all experiments with claims, verdict and number of finished runs."""
     found = []
     for experiment in EXPERIMENTS.values():
         results = _load(experiment.name, False)
@@ -151,7 +151,7 @@ def _result(experiment: Experiment) -> str:
 
 
 def _texts(points: Points) -> list[str]:
-    """Return the names of the corpora that the points were trained on."""
+    """Return the name and SHA-256 of every training text."""
     return [text for every in texts_of(points).values() for text in every]
 
 

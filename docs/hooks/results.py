@@ -80,7 +80,7 @@ def _mixers() -> list[dict]:
 
 
 def _stacks() -> list[dict]:
-    """Return losses of layers in their published form and of hybrid stacks."""
+    """Return the losses of published layers and of hybrid stacks."""
     # The baseline of both groups is attention with relative positions.
     baseline = [run for run in _runs() if _mixer(run) == "transformer-xl"]
     return _best([*_read_all(HYBRIDS), *baseline], _options)
@@ -219,7 +219,7 @@ def _operation(row: dict) -> str:
 
 
 def _naive() -> str:
-    """Draw time and memory of naive forms relative to efficient ones (largest T)."""
+    """Draw time and memory of naive versions relative to efficient ones (largest T)."""
     rows: dict[str, dict] = {}
     measured = _versions(BENCH, "efficient", "milliseconds", "peak_mib")
     measured.sort(key=lambda r: (r["shape"]["T"], r["side"].startswith("naive")))

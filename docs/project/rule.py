@@ -4,13 +4,13 @@ import torch
 
 
 def bar(W, k, v):
-    """Return the memory `W` `[..., value, key]` after a write by the delta rule."""
+    """Return the fast weights `[..., value, key]` after a write by the delta rule."""
     old = torch.einsum("...vk,...k->...v", W, k)
     return W + torch.einsum("...v,...k->...vk", v - old, k)
 
 
 def step(W, k, v):
-    """Return the new memory by your rule, for any leading dimensions."""
+    """Compute the new fast weights with your rule, for any leading dimensions."""
     return bar(W, k, v)
 
 

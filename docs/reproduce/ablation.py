@@ -31,7 +31,7 @@ VARIANTS = {
 MAPS = {"linear": "ELU + 1", "dpfp": "DPFP"}
 #: Variants with neither positions nor normalisation, not even of keys and queries.
 RAW = {f"{name}, keys not divided": map for map, name in MAPS.items()}
-#: Baselines, whose names replace the feature map of a point.
+#: Baselines, whose names replace the feature map in settings and results.
 ROTARY = "softmax, rotary positions"
 BASELINES = text.CONTROLS | {ROTARY: text.ROTARY_SOFTMAX}
 
@@ -62,7 +62,7 @@ def mixer(point: Point) -> Mixer:
 
 
 def by_map(points: Points) -> dict[str, dict[str, Numbers]]:
-    """Return the losses of each feature map that has run, by variant name."""
+    """Return the losses of each feature map that has results, by variant name."""
     return {
         map: {
             name: points(map=map, positions=positions, normalize=normalize)["loss"]

@@ -23,7 +23,7 @@ TIME, CHANNELS, TILE = 128, 8, 16
 DTYPES = ("float32", "bfloat16", "float16")
 #: Standard deviations of keys and position biases.
 SCALES = (1, 3, 10, 30, 100, 300, 1000)
-#: Absolute error that makes an output wrong. Values have standard deviation 1.
+#: Absolute error above which an output is wrong. Values have standard deviation 1.
 WRONG_BY = 0.1
 
 

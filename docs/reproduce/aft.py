@@ -34,10 +34,10 @@ TITLE = "AFT against a transformer of equal size"
 SOURCE = "Zhai et al. 2021, Tables 1 to 6"
 COST = "quick: 4 min of one core; full: 100 min"
 
-#: Rows and columns of an image, and its number of grey levels.
+#: Side length of an image in pixels, and number of grey levels.
 SIDE, GREYS = 8, 17
 PIXELS = SIDE * SIDE
-#: Window of AFT-local and AFT-conv, and rank d' of factorised biases (Eq. 7).
+#: Window size of AFT-local and AFT-conv, and rank d' of factorised biases (Eq. 7).
 WINDOW, FACTOR = 32, 16
 HEADS = 4
 #: Tokens per optimiser step.
@@ -154,7 +154,7 @@ def points(quick: bool) -> list[Point]:
     ]
     names = ("task", "mixer", "T", "d_model", "layers", "budget", "lr")
     return [
-        # The quick version trains on no text, so its points have no `corpus`.
+        # The quick version trains on no text, so its runs have no `corpus`.
         dict(zip(names, each, strict=True), seed=seed)
         | ({} if quick else {"corpus": CORPUS if task in (texts, windows) else ""})
         for task in (alone, images, texts, whole, windows)
@@ -269,7 +269,7 @@ def text(T: int) -> Data:
 
 
 def build(mixer: str, symbols: int, T: int, d_model: int, layers: int) -> LanguageModel:
-    """Build a language model with one kind of layer, as large as with other layers.
+    """Build a language model with one kind of layer, as large as with any other kind.
 
     Layers with fewer biases have wider MLPs. All models have learned
     positions, as in the paper, except `WITHOUT_POSITIONS`, and the
@@ -361,7 +361,7 @@ PUBLISHED = {
     "text": {"softmax": 1.130, "aft-local": 1.154, "aft-simple": 1.209},
     "layer": {DENSE: 30.4, "aft-local": 12.8, "aft-simple": 9.5},
 }
-#: For each task: name in claims, column, format, table, difference of our protocol.
+#: By task: name in claims, column, format, table, and how our protocol differs.
 TASKS = {
     "digits": ("digits", "loss", ".3f", "Table 2", "8 × 8 pixels, small models"),
     "text": (
@@ -401,7 +401,7 @@ def claims(points: Points) -> Iterator[Claim]:
     }
     for task, (what, y, spec, table, protocol) in TASKS.items():
         known, some = PUBLISHED[task], compared[task]
-        # Claim the order of every pair in a published table, and of our own pairs.
+        # Claim the order of every published pair, and of pairs with a layer in `OURS`.
         pairs = [*combinations(sorted(known, key=known.__getitem__), 2)]
         pairs += [(own, high) for own in OURS[task] for high in (SOFTMAX, "aft-local")]
         for low, high in pairs:
@@ -529,7 +529,7 @@ def draw(points: Points) -> Figure:
 
 
 def difference(ax: Axes, points: Points) -> None:
-    """Draw differences from the transformer in bits per pixel, ours and published."""
+    """Draw our and published differences from the transformer, in bits per pixel."""
     zero = plots.medians(points, "mixer", "loss").get(SOFTMAX)
     known, names = PUBLISHED["digits"], [NAMES[name] for name in OF_IMAGES]
     for row, name in enumerate(OF_IMAGES):

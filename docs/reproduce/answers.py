@@ -21,7 +21,7 @@ from fwlab.plots import SERIES
 
 #: The label of tokens without an answer, which the loss ignores.
 UNASKED = -100
-#: Tokens, and the answer after each, both `[batch, time]`.
+#: Tokens, and the answer after each token, both `[batch, time]`.
 Batch = tuple[Tensor, Tensor]
 WIDTH = 32
 
@@ -33,7 +33,7 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def recall_error(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    """Return half the squared error of the values that a memory retrieves."""
+    """Return half the squared error of the values that a model retrieves."""
     keys, values, last = batch
     return squared(model(keys, values).flatten(0, 1), last.flatten())
 
@@ -42,7 +42,7 @@ def recall_error(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tens
 def right(
     model: nn.Module, tokens: Tensor, answers: Tensor, among: int | None = None
 ) -> Tensor:
-    """Return 1 for each question whose most likely answer is right, else 0.
+    """Return 1 for questions whose most likely answer is correct, and 0 for others.
 
     - `among`: consider only the first `among` tokens as answers; None = all tokens.
     - Returns `[questions]` in float64, in the order of the questions.
@@ -66,7 +66,7 @@ def growing(step: int, budget: int, last: int, first: int = 2) -> int:
 
 
 def columns(ax: Axes, rows: Mapping[str, Points], labels: Mapping[str, str]) -> None:
-    """Draw columns of points as marks, with one row per group of points.
+    """Draw columns of results as marks, with one row per group of results.
 
     - `rows`, `labels`: the groups by name, and the legend label of each column.
     """
@@ -76,7 +76,7 @@ def columns(ax: Axes, rows: Mapping[str, Points], labels: Mapping[str, str]) -> 
 
 
 def enlarge(model: nn.Module) -> None:
-    """Draw new linear and embedding weights with standard deviation width ** -0.5."""
+    """Sample new linear and embedding weights with standard deviation width ** -0.5."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=module.weight.shape[-1] ** -0.5)

@@ -25,20 +25,20 @@ TITLE = "A law that predicts what a memory returns"
 SOURCE = "ours"
 COST = "quick: 1 min of one core; full: 9 min"
 
-#: Values that settings are drawn from: numbers of keys S, feature maps, widths of keys;
+#: Values from which settings are sampled: numbers of keys S, feature maps, key widths;
 #: in the second line, ranks of values / S, decays per step, writes of each key.
 KEYS, MAPS, WIDTHS = (24, 32, 48, 64), ("linear", "dpfp-1"), (8, 12, 16, 24, 32)
 RANKS, DECAYS, WRITES = (0.25, 0.5, 0.75, 1.0), (1.0, 0.99, 0.97, 0.95, 0.9), (1, 2, 3)
-#: Bounds of the predicted loss. A loss of 0 is perfect retrieval, 0.5 is none.
+#: Bounds of the predicted loss. A loss of 0 means perfect retrieval; 0.5 means none.
 LOW, HIGH = 0.05, 0.45
 COUNT = {True: 20, False: 200}
 BATCH, TEST, STEPS, LR = 32, 500, 800, 2e-2
-#: Largest median error at which the law is said to hold.
+#: Largest median error at which the law counts as confirmed.
 NEAR = 0.02
 
 
 def points(quick: bool) -> list[Point]:
-    """Draw distinct random points. The first ones form the quick version."""
+    """Sample distinct settings; the full version contains all of the quick version."""
     chance, found = random.Random(0), []
     while len(found) < COUNT[quick]:
         S = chance.choice(KEYS)
@@ -57,7 +57,7 @@ def points(quick: bool) -> list[Point]:
 
 
 def predicted(point: Point) -> float:
-    r"""Return the loss that the law predicts for a point.
+    r"""Return the loss that the law predicts for the given settings.
 
     - Features: at most `d_dot` of $S$ keys can be mutually orthogonal.
     - Values: the outputs lie in a space of `rank` dimensions.
@@ -68,7 +68,7 @@ def predicted(point: Point) -> float:
     S, n, decay = point["S"], point["writes"], point["decay"]
     features = min(1, (d_dot(point["map"], point["d_key"]) or S) / S)
     values = point["rank"] / S
-    # Each key has n of the n S writes, at random times. Its last write is its youngest.
+    # Each key has n of the n S writes, at random times. The last write is the youngest.
     ages = range(n * S)
     youngest = [(1 - a / (n * S)) ** (n - 1) * n / (n * S) for a in ages]
     last = sum(p * decay**a for p, a in zip(youngest, ages, strict=True)) / sum(
@@ -79,7 +79,7 @@ def predicted(point: Point) -> float:
 
 
 class Memory(nn.Module):
-    """Add pairs to a memory with learned keys and queries and fixed value directions.
+    """Add pairs to fast weights; keys and queries are learned, value directions fixed.
 
     - `point`: the settings.
     """
@@ -106,7 +106,7 @@ class Memory(nn.Module):
 
 
 def draw_pairs(count: int, S: int, writes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw sequences that write each key `writes` times, with random values.
+    """Sample sequences that write each key `writes` times, with random values.
 
     - Returns keys and values `[count, writes * S]`, and the last value of each key.
     """

@@ -55,10 +55,10 @@ TEXTS = {"Shakespeare": "shakespeare", "source code": "python"}
 RATES = {"pairs": (1e-2, 3e-2, 1e-1), "text": (4e-3, 1e-2, 2.5e-2)}
 STEPS = {"pairs": 400, "text": 1000}
 SEEDS = (1, 2, 3, 4, 5)
-#: Directions in the hypotheses. On text with ELU + 1, all rates have three seeds.
+#: Directions in the hypotheses. On text with ELU + 1, all rates run with three seeds.
 COMPARED = (NONE, FIXED, OWN)
-#: Learning rates with the lowest loss of seed 1, in the order of `ERASED`.
-#: For `COMPARED` with ELU + 1, three seeds choose. All seeds run at these rates.
+#: Best learning rates, at which all seeds run, in the order of `ERASED`. The best rate
+#: has the lowest loss of seed 1, or of three seeds for `COMPARED` with ELU + 1.
 CHOSEN = {
     ("Shakespeare", "ELU + 1"): (1e-2, 1e-2, 1e-2, 2.5e-2, 2.5e-2, 1e-2, 2.5e-2),
     ("Shakespeare", "DPFP"): (4e-3, 1e-2, 2.5e-2, 1e-2, 2.5e-2, 4e-3, 1e-2),
@@ -128,7 +128,7 @@ class Erasing(nn.Module):
         self.register_buffer("mean", torch.zeros(heads, 1, self.phi.width(width)))
 
     def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
-        """Return `x` `[batch, time, d_model]` mixed along time, in the same shape."""
+        """Mix `x` `[batch, time, d_model]` along time, without changing the shape."""
         q, k = (
             self.normalize(self.phi(self._split(f(x)))) for f in (self.to_q, self.to_k)
         )
@@ -185,7 +185,7 @@ def erase(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, e: Tensor) -> Tensor:
 
 
 def draw_pairs(count: int, returns: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw sequences of pairs in which a share of the keys is written twice.
+    """Sample sequences of pairs in which a share of the keys is written twice.
 
     - Returns keys and values `[count, writes]` in random order, where every key is
       written once or twice, and the last value of each key `[count, PAIRS]`.
@@ -262,7 +262,7 @@ def tokens(task: str) -> tuple[Point, int, Tensor, Tensor, Tensor]:
 
 
 def draw_text(text: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Draw windows of a text and their targets, the next characters."""
+    """Sample windows of a text, with the next characters as targets."""
     starts = torch.randint(len(text) - WINDOW, (count, 1)) + torch.arange(WINDOW + 1)
     windows = text[starts]
     return windows[:, :-1], windows[:, 1:]
@@ -313,7 +313,7 @@ def returned(windows: Tensor) -> float:
 
 
 def best(points: Points) -> Points:
-    """Keep the points at the learning rate with the lowest validation loss."""
+    """Select the runs at the learning rate with the lowest validation loss."""
     return points.at_best_rate("task", "map", "erased", by="chosen_by")
 
 
@@ -325,7 +325,7 @@ def shares(points: Points, control: str) -> list[float]:
 
 
 def gains(points: Points) -> bool:
-    """Return True if erasing the key always has a lower loss than erasing nothing."""
+    """Return True if erasing the key always gives a lower loss than erasing nothing."""
     own, none = (points(erased=name)["loss"] for name in (OWN, NONE))
     return bool(own and none) and max(own) < min(none) and max(none) < inf
 

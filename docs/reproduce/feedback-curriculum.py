@@ -39,7 +39,7 @@ def points(quick: bool) -> list[Point]:
         "layers": 1 if quick else 2,
         "width": 64,
         "batch": 32,
-        # Optimiser steps of the feedback model, and of the parallel model before it.
+        # Optimiser steps of the feedback model, and of a parallel model trained first.
         "budget": 800 if quick else 2000,
         "parallel": 200 if quick else 500,
         "rate": 2e-3 if quick else 1e-3,

@@ -76,7 +76,7 @@ def points(quick: bool) -> list[Point]:
     kinds = [
         ("rule", [("rule", 0, ALL)], {}),
         ("accuracy", trained, {}),
-        # In the usual number of steps, deep feedback does not learn with every seed.
+        # Within the usual steps, deep feedback does not learn with every seed.
         ("accuracy", [] if quick else DEEP, {"steps": 2 * size["steps"]}),
         ("time", timed, {}),
         *(("accuracy", DEEP, {"rate": rate}) for rate in others),
@@ -207,9 +207,9 @@ COLORS = {"feedback": (FAST, "o", "-"), "transformer": (OTHER, "s", "--")}
 
 
 def about(points: Points) -> tuple[bool, int, Points]:
-    """Return (True if points are quick, usual number of steps, selected points).
+    """Return (True if quick, usual number of steps, runs at the usual learning rate).
 
-    The selected points have the usual learning rate.
+    The usual learning rate is the first rate in `RATES`.
     """
     quick = points[0]["statements"] == STATEMENTS[True]
     return quick, min(points["steps"]), points(rate=RATES[quick][0])
@@ -231,7 +231,7 @@ def claims(points: Points) -> Iterator[Claim]:
         ours = right("feedback", low, ALL, steps)
         text = f"{named('feedback', low)}, {steps:,} steps: above"
         deeper, equal = (right("transformer", n * low, ALL, steps) for n in (2, 1))
-        # The published models were trained for longer than any of ours.
+        # The published models were trained for longer than any of our models.
         known = steps == longest
         yield above(
             f"{text} {named('transformer', 2 * low)}",

@@ -34,25 +34,25 @@ MIXERS = {"feedback": "feedback", "transformer": "softmax"}
 
 
 def copy(batch: int, length: int) -> Batch:
-    """Draw random symbols, with the same symbols as answers."""
+    """Sample random symbols, with the same symbols as answers."""
     symbols = torch.randint(SYMBOLS, (batch, length))
     return symbols, symbols
 
 
 def reverse(batch: int, length: int) -> Batch:
-    """Draw random symbols, with the symbols in reverse order as answers."""
+    """Sample random symbols, with the symbols in reverse order as answers."""
     symbols = torch.randint(SYMBOLS, (batch, length))
     return symbols, symbols.flip(1)
 
 
 def count(batch: int, length: int) -> Batch:
-    """Draw ticks and pauses, with the number of ticks so far as answers."""
+    """Sample ticks and pauses, with the number of ticks so far as answers."""
     ticks = torch.randint(2, (batch, length))
     return ticks, ticks.cumsum(1) % MODULUS
 
 
 def walk(batch: int, length: int) -> Batch:
-    """Draw the actions of a walk on a grid, with the position after each as answers.
+    """Sample the actions of a walk on a grid, with the resulting positions as answers.
 
     The walk starts in a corner. A step into a wall has no effect.
     """
@@ -125,7 +125,7 @@ def run(point: Point) -> Point:
 
 
 def asked(task: Task, batch: int, length: int) -> Batch:
-    """Draw sequences of a task, with answers after each input or after all inputs.
+    """Sample sequences of a task, with answers after each input or after all inputs.
 
     In the second case, each answer is the input for the next answer.
     """
@@ -147,7 +147,7 @@ def score(model: LanguageModel, batch: Batch) -> float:
 
 
 def claims(points: Points):
-    """Yield the published claims that feedback beats a transformer at both lengths."""
+    """Yield the published claims that feedback beats a transformer at two lengths."""
     for name, some in points(lr=CHOSEN).by("task").items():
         for at in ("near", "far"):
             yield order(

@@ -42,7 +42,7 @@ def models(quick: bool) -> list[tuple[str, int]]:
 
 
 def points(quick: bool) -> list[Point]:
-    """Return the points by seed, so that unfinished runs can be compared."""
+    """List settings by seed, so that partial results can be compared."""
     size = {
         "statements": STATEMENTS[quick],
         "width": 64,

@@ -31,13 +31,13 @@ CONV = 4
 
 
 def parity(batch: int, length: int) -> Batch:
-    """Draw random bits, with the parity of the ones so far as answers."""
+    """Sample random bits, with the parity of the bits so far as answers."""
     bits = torch.randint(2, (batch, length))
     return bits, bits.cumsum(1) % 2
 
 
 def arithmetic(batch: int, length: int) -> Batch:
-    """Draw random arithmetic expressions, with the value of each prefix as answers.
+    """Sample random arithmetic expressions, with the value of each prefix as answers.
 
     - Returns the tokens and the values modulo `MODULUS`, `[batch, length]`. There is
       no answer after an operator. Products come before sums.
@@ -58,7 +58,7 @@ def arithmetic(batch: int, length: int) -> Batch:
 
 
 class Task(NamedTuple):
-    """Hold a formal language, the sizes of its model, and its results in Table 3.
+    """Hold a formal language, the sizes of its model, and its accuracies from Table 3.
 
     - `draw`: returns a batch of tokens, and the answer after each token.
     - `tokens`, `answers`: number of tokens, and of answers, which are the first tokens.
@@ -127,7 +127,7 @@ def run(point: Point) -> Point:
 
 
 def asked(task: Task, batch: int, first: int, length: int) -> Batch:
-    """Draw sequences of a task whose answers count from length `first` on."""
+    """Sample sequences of a task, with answers only from length `first` on."""
     tokens, answers = task.draw(batch, length)
     answers[:, : first - 1] = UNASKED
     return tokens, answers

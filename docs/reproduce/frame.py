@@ -46,14 +46,14 @@ NAMES = (
     *("state-tracking", "reversal", "replacing", "regression"),
     *("mqar", "length", "formal", "hybrid"),
 )
-#: One point of an experiment: its settings and results as plain values.
+#: The settings of one run and, once it has ended, its results, as plain values.
 Point = dict[str, Any]
 #: One number per seed. The loss of a failed run is infinite.
 Numbers = Sequence[float]
 
 
 class Points(list[Point]):
-    """Store points as a table: a call selects rows, an index by name returns a column.
+    """Store results as a table: a call selects rows, an index by name returns a column.
 
     `Points(points)(rule="delta")["loss"]` are the losses of the delta rule. The loss of
     a failed run is infinite.
@@ -68,7 +68,7 @@ class Points(list[Point]):
         return [inf if p[name] is None else p[name] for p in self]
 
     def by(self, *columns: str) -> "dict[Any, Points]":
-        """Group the points by the values of one column or of several columns."""
+        """Group the results by the values of one column or of several columns."""
         groups: dict[Any, Points] = {}
         for p in self:
             at = tuple(p[name] for name in columns)
@@ -82,7 +82,7 @@ class Points(list[Point]):
         best: Callable[..., "Points"] = min,
         rate: str = "lr",
     ) -> "Points":
-        """Keep the points of each group at the learning rate with the best median.
+        """Select the results of each group at the learning rate with the best median.
 
         Rates with fewer seeds than another rate of the group do not count.
 
@@ -100,7 +100,7 @@ class Points(list[Point]):
 
 
 def paired(*sides: Points) -> list[tuple[float, ...]]:
-    """Return a tuple of losses, one per side, for each seed that all sides have."""
+    """Return tuples of losses, one per side, for each seed that occurs on all sides."""
     each = [dict(zip(side["seed"], side["loss"], strict=True)) for side in sides]
     seeds = [seed for seed in each[0] if all(seed in side for side in each)]
     return [tuple(side[seed] for side in each) for seed in seeds]
@@ -256,7 +256,7 @@ def every(
     seeds, clear = [len(run[at]) for at in run], all(agree.values())
     fewest = min(seeds, default=3)
     if not all(good.values()):
-        # One failing group is enough: take the group with the most seeds.
+        # One failing group refutes the claim: take the group with the most seeds.
         yes, seeds = False, [len(run[at]) for at in run if agree[at] and not good[at]]
         fewest, clear = max(seeds, default=3), bool(seeds)
     apart = False if not clear else True if seeds and fewest >= 3 else None
@@ -356,7 +356,7 @@ def results(name: str, quick: bool, folder: Path = HERE) -> dict[str, Any] | Non
 
 
 def texts_of(points: Iterable[Point]) -> dict[str, list[str]]:
-    """Return the training texts (name and SHA-256) of the points, for each corpus."""
+    """Return the training texts (name and SHA-256) of all results, by corpus."""
     read: dict[str, dict[str, None]] = {}
     for p in points:
         if corpus := p.get("corpus"):
@@ -366,7 +366,7 @@ def texts_of(points: Iterable[Point]) -> dict[str, list[str]]:
 
 
 class Runs:
-    """Run the points of an experiment, and save each finished point.
+    """Execute the runs of an experiment, and save each finished run.
 
     Each finished point is a file, so that a run that was stopped, in any way,
     continues where it was, and several machines can share a folder.
@@ -381,7 +381,7 @@ class Runs:
         self.name = f"{experiment.name}{'.quick' * quick}"
 
     def read(self, index: int) -> dict[str, Any] | None:
-        """Return a finished point and its provenance, or None if it is not finished.
+        """Return a finished run and its provenance, or None if the run is not finished.
 
         A point also counts as not finished if its settings have changed since.
         """
@@ -394,7 +394,7 @@ class Runs:
             return None
 
     def run(self, index: int, made_by: dict[str, Any] | None = None) -> Point:
-        """Run a point with one thread, and save its result.
+        """Execute one run with one thread, and save its result.
 
         - `made_by`: provenance of the point; None = determine it.
         - Returns the point with its results, its wall-clock and processor time in
@@ -417,7 +417,7 @@ class Runs:
         return point
 
     def run_all(self, jobs: int) -> Generator[Point, None, None]:
-        """Run all unfinished points in parallel, and yield each finished point."""
+        """Execute all unfinished runs in parallel, and yield each finished run."""
         left = [i for i in range(len(self.points)) if self.read(i) is None]
         context = multiprocessing.get_context("spawn")
         stop, made_by = context.Event(), self.provenance()
@@ -436,7 +436,7 @@ class Runs:
                 raise
 
     def collect(self) -> dict[str, Any]:
-        """Write the results and the figure of all finished points.
+        """Write the results and the figure of all finished runs.
 
         Unfinished points keep their entries of an earlier file of results,
         so that a grid can be run in parts.
@@ -486,7 +486,7 @@ class Runs:
         return collected
 
     def provenance(self) -> dict[str, Any]:
-        """Return the versions, machine and commit that all points share."""
+        """Return the versions, machine and commit that all runs share."""
         command = (
             f"python docs/reproduce/{self.experiment.name}.py{' --quick' * self.quick}"
         )
@@ -520,7 +520,7 @@ def _end_with(stop: Any) -> None:
 
 
 def _one_line_each(collected: dict[str, Any]) -> str:
-    """Format results as JSON with one line for each point and each run."""
+    """Format results as JSON with one line per entry of "runs" and of "points"."""
     lists = ("runs", "points")
     text = json.dumps(collected | dict.fromkeys(lists), indent=1, ensure_ascii=False)
     for name in lists:

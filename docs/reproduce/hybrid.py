@@ -33,7 +33,7 @@ STACKS = {
 }
 #: Stacks of the quick version.
 QUICK = (BOTH, WEAK, DELTA, SOFTMAX)
-#: Numbers of pairs in a sequence. A layer of fast weights has capacity for `FEW`.
+#: Numbers of pairs in a sequence. One layer of fast weights can store `FEW` pairs.
 FEW, MANY = 4, 16
 #: Number of heads, and width of their keys.
 HEADS, HEAD_WIDTH = 2, 4
@@ -44,7 +44,7 @@ FAR = 4 * NEAR
 BATCH, TEST, LR = 32, 256, 5e-3
 #: Plurals of the kinds of answers.
 ANSWERS = {"parity": "parities", "value": "values"}
-#: Accuracy of a model that knows both values, but not which of them is right.
+#: Accuracy of a model that knows both values, but not which value is correct.
 HALF = (1 + 1 / VALUES) / 2
 #: Accuracy above which answers of one kind count as solved, and limits of failures.
 #: A failure is at most a little better than a guess between two answers.
@@ -98,7 +98,7 @@ def build(stack: str, pairs: int) -> Recaller:
 
 
 def sequences(batch: int, pairs: int, asks: int) -> Batch:
-    """Draw sequences of key-value pairs in random order, then bits and queries in turn.
+    """Sample key-value pairs in random order, followed by alternating bits and queries.
 
     - `pairs`: number of keys, which is even: tokens from 0. Then come the tokens of
       `VALUES` values, of the bits 0 and 1, and of the questions, one for each key.

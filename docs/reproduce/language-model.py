@@ -24,10 +24,10 @@ COST = "quick: 7 min of one core; full: 3 hours"
 #: The name of a model: its mixer, and the feature map of its keys.
 Name = tuple[str, str]
 SOFTMAX, ROTARY, XL = ("softmax", ""), ("softmax-rotary", ""), ("transformer-xl", "")
-#: Names of the controls: no memory, and attention after the same convolution.
+#: Names of the controls: no memory, and attention after a convolution.
 CONVOLUTION, CONVOLVED = ("convolution", ""), ("softmax-convolution", "")
 #: Published perplexities per word of the sum and the delta rule, by feature map.
-#: Models are small; softmax attention has 33.0 on WikiText-103 (validation).
+#: Small models; softmax attention has a perplexity of 33.0 (WikiText-103, validation).
 PUBLISHED = {
     "linear": (37.1, 34.1),
     "favor-half": (39.0, 36.1),
@@ -55,7 +55,7 @@ USUAL = {
     "sum": "linear",
 }
 OTHERS = ("gated", "fwp", "gated-delta", "sum")
-#: Limits of the third chart. Larger losses are written beside it.
+#: Limits of the third chart. Larger losses are written beside the chart.
 NEAR, FAR = 1.75, 2.6
 
 
@@ -147,7 +147,7 @@ def why(points: Points):
 
 
 def as_usual(points: Points) -> Points:
-    """Keep the points with the usual window, rate and size, and no carried state."""
+    """Select runs with the usual window, rate and size, and without a carried state."""
     same = points(block=64, carry=0)
     return Points(
         p for p in same if p["lr"] == LR[p["size"]] and p["size"] != "nanogpt"
@@ -155,7 +155,7 @@ def as_usual(points: Points) -> Points:
 
 
 def comparisons(points: Points) -> dict[str, Points]:
-    """Return the points of the mixers in `USUAL`, by a setting that they share."""
+    """Return the runs of the mixers in `USUAL`, by a setting that the runs share."""
     own = Points(p for p in points if p["map"] == USUAL.get(p["mixer"], ""))
     return {
         "windows of 64": as_usual(own),
@@ -221,7 +221,7 @@ def draw_models(ax, models: Mapping[str, Points]):
 
 
 def draw_savings(ax, points: Points):
-    """Draw how much of the sum rule's loss the delta rule saves, ours and published."""
+    """Draw our and published loss savings of the delta rule against the sum rule."""
     ours = {MAPS[map]: saved(points, map) for map in PUBLISHED}
     theirs = {
         MAPS[map]: [100 * (1 - log(delta) / log(sums))]

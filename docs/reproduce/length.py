@@ -75,7 +75,7 @@ def changes(points: Points, length: int = LENGTHS[-1]) -> Numbers:
 
 
 def claims(points: Points):
-    """Yield claims seed by seed, since the same model reads the same characters."""
+    """Yield claims seed by seed, since each model reads the same text at any length."""
     short, *_, long = LENGTHS
     ends = {name: changes(own) for name, own in points.by("mixer").items()}
     for name, end in ends.items():

@@ -27,11 +27,11 @@ COST = "quick: 5 min of one core; full: about 38 min"
 PAIRS = 4
 #: Names of the tasks, by the number of keys that return with a new value.
 TASKS = {0: "each key once", PAIRS: "every key returns"}
-#: Numbers of sequences: for training (equal in all epochs), for tests, per batch.
+#: Numbers of sequences: for training (the same in all epochs), for tests, per batch.
 TRAIN, TEST, BATCH = 10_000, 1_000, 32
 #: Test accuracy above which training ends after an epoch.
 SOLVED = 0.99
-#: Exponent of the power law from which the positions of queries are drawn.
+#: Exponent of the power law from which the positions of queries are sampled.
 POWER = -0.99
 LR, DECAY = 1e-2, 0.1
 #: Mixers, with their colour, marker and line.
@@ -86,7 +86,7 @@ def run(point: Point) -> Point:
 
 
 def sequences(count: int, returns: int, vocabulary: int, time: int) -> Batch:
-    """Draw sequences with pairs, returning keys, and queries among random tokens.
+    """Sample sequences with pairs, repeated keys, and queries among random tokens.
 
     - `returns`: number of keys that are shown a second time, from 0 to `PAIRS`.
     - Returns the tokens and the answer after each, `[count, time]`: the most

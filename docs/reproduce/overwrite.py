@@ -22,7 +22,7 @@ SOURCE = "Schlag et al. 2021, setting 2, Figs. 3 (S = 20) and 5"
 COST = "quick: 3 min of one core; full: 1.9 hours"
 
 #: Final losses in the authors' logs, on sequences of L = S pairs; one seed each.
-#: Figure 5 shows them, and Figure 3 shows S = 20. One log ends at step 300.
+#: Figure 5 shows all losses, and Figure 3 shows S = 20. One log ends at step 300.
 PUBLISHED = columns("""
   S  delta/dpfp-1  delta/dpfp-2  delta/linear  sum/dpfp-1  fwm/dpfp-1  fwm/tanh  delta/favor-64
  20        0.0008        0.0010        0.0008      0.1048      0.0505    1.6900          0.1094
@@ -118,7 +118,7 @@ def claims(points: Points):
 
 
 def gap(points: Points, ask: str) -> Claim:
-    """Return a claim that delta's loss is below sum's at every size that both have."""
+    """Return a claim that delta has a lower loss than sum at all common sizes."""
     low, high = (by_size(s.of(points)) for s in (DPFP_1, SUM))
     sizes = [S for S in low if S in high]
     theirs = [
@@ -146,7 +146,7 @@ def draw(points: Points) -> Figure:
     figure, (left, right) = plots.grid(2, "number of keys $S$", "loss", height=3.6)
     for s in SETTING.series:
         own = points(rule=s.rule, map=s.map)
-        if not own or s is FWM_TANH:  # These losses are far above the chart.
+        if not own or s is FWM_TANH:  # The losses of FWM are far above the chart.
             continue
         look = (s.color, s.marker, s.line)
         most = own(ask=ALL) or own

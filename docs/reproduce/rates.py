@@ -21,7 +21,7 @@ COST = "quick: 5 min of one core; full: 4 hours"
 
 #: Names of the controls: no memory, attention after a convolution, rotary attention.
 ALONE, CONVOLVED, ROTARY = text.ALONE, text.CONVOLVED, "attention, rotary"
-#: Rule and feature map of fast weights after the same convolution, by name.
+#: Rule and feature map of fast weights after a convolution, by name.
 BEHIND = {
     "convolution + delta": ("delta", "dpfp"),
     "convolution + gated-delta": ("gated-delta", "identity"),
@@ -105,7 +105,7 @@ def halves(run: text.Run) -> Point:
 
 
 def best(points: Points) -> dict[str, Numbers]:
-    """Return each mixer's losses at the rate chosen on the other half of the text."""
+    """Return each mixer's losses on half the text, at the rate chosen on the rest."""
     chosen = tried(points).at_best_rate("mixer", by="chosen_by")
     return {
         mixer: points(mixer=mixer, lr=own[0]["lr"])["loss"]
@@ -114,14 +114,14 @@ def best(points: Points) -> dict[str, Numbers]:
 
 
 def tried(points: Points) -> Points:
-    """Keep the points of seeds that ran at every rate, to choose a mixer's rate."""
+    """Select the runs of seeds that ran at every rate, to choose a mixer's rate."""
     rates = {*points["lr"]} - {*HIGHER.values()}
     groups = points.by("mixer", "seed").values()
     return Points(p for own in groups if {*own["lr"]} >= rates for p in own)
 
 
 def from_the_edge(own: Points) -> int:
-    """Return how many rates lie beyond the best one, on the side with fewer or none."""
+    """Count the grid steps from the best learning rate to the nearer end."""
     rates = sorted(own.by("lr"))
     place = rates.index(own.at_best_rate("mixer", by="chosen_by")[0]["lr"])
     return min(place, len(rates) - 1 - place)

@@ -38,8 +38,8 @@ KEYS, HEADS = 8, 2
 TASKS = {1: "each key once", 2: "keys return with new values"}
 BATCH = 32
 #: Optimiser steps between evaluations, sequences per evaluation, accuracy to stop at.
-#: From half of the budget on, training also stops after two evaluations at chance.
-#: Chance is an accuracy of at most `CHANCE` divided by the number of keys.
+#: After half of the budget, training also stops after two evaluations at chance level.
+#: Chance level is an accuracy of at most `CHANCE` divided by the number of keys.
 EVERY, SEQUENCES, SOLVED, CHANCE = 100, 128, 0.999, 1.2
 
 
@@ -53,7 +53,7 @@ def sizes(quick: bool) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
 
 
 def points(quick: bool) -> list[Point]:
-    """Return the points by number of keys, so that unfinished runs have all mixers."""
+    """List settings by number of keys, so that partial results contain all mixers."""
     layers, symbols, budget = (1, 32, 300) if quick else (2, 128, 1000)
     usual, others = sizes(quick)
     grid = {name: usual + others for name in (QUICK if quick else FULL)}
@@ -107,7 +107,7 @@ def run(point: Point) -> Point:
 
 
 def sequences(batch: int, pairs: int, symbols: int, shows: int = 1) -> Batch:
-    """Draw sequences of key-value pairs in random order, then every key as a query.
+    """Sample key-value pairs in random order, followed by every key as a query.
 
     - `pairs`: number of keys in a sequence.
     - `symbols`: number of possible keys (tokens from 0) and of possible values
@@ -131,13 +131,13 @@ def sequences(batch: int, pairs: int, symbols: int, shows: int = 1) -> Batch:
 
 
 def best(points: Points) -> Points:
-    """Return the points of each mixer and size at the best learning rate."""
+    """Select the runs of each mixer and size at the best learning rate."""
     kinds = ("mixer", "map", "shows", "pairs", "heads")
     return points.at_best_rate(*kinds, by="accuracy", best=max)
 
 
 def by_seed(points: Points, name: Name, shows: int, sizes: list) -> dict[int, list]:
-    """Return the accuracies at `sizes` by seed, for seeds that have all sizes."""
+    """Return the accuracies at `sizes` by seed, for seeds that ran at all sizes."""
     own = points(mixer=name[0], map=name[1], shows=shows)
     some = Points(p for size in sizes for p in own(pairs=size[0], heads=size[1]))
     found = {seed: each["accuracy"] for seed, each in some.by("seed").items()}

@@ -27,7 +27,7 @@ SOLVERS = {
     "sum": "the best single step on all pairs",
     "delta": "the best steps pair by pair",
 }
-#: Variances of the noise in y, and their labels.
+#: Variances of the noise in y, with labels.
 NOISES = {0.0: "no noise", 0.25: "noise"}
 #: Number of sequences per optimiser step, and in the test.
 BATCH, TEST = 64, 8192
@@ -103,7 +103,7 @@ class Layer(nn.Module):
 
 
 def draw_pairs(batch: int, n: int, d: int, noise: float) -> tuple[Tensor, ...]:
-    """Draw a random linear map, and inputs of norm 1, for each sequence.
+    """Sample a random linear map, and inputs of norm 1, for each sequence.
 
     - Returns `x` `[batch, n, d]`, `y` `[batch, n]` with noise of this variance,
       the input to predict for `[batch, d]`, and its output `[batch]`. An output has

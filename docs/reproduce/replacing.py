@@ -101,7 +101,7 @@ def claims(points: Points):
         ends = [points(conv_size=n, layer=name) for n in (4, 0) for name in pair]
         both = [(text.above(a, b), text.above(c, d)) for a, b, c, d in paired(*ends)]
         sides = [[gaps[i] for gaps in both] for i in (0, 1)]
-        # Compare seed by seed, since the two sides may overlap.
+        # Compare seed by seed, since the gains of two layers may overlap.
         off = [text.above(conv, bare / 2) for conv, bare in both]
         what = f"a convolution halves the gap by which {one} ends above {other}"
         found = order(what, sides).found

@@ -90,7 +90,7 @@ def run(point: Point) -> Point:
 
 
 def by_memory(run: text.Run, memory: int) -> float | None:
-    """Measure the loss of a Transformer-XL with memory and segments cut to `memory`.
+    """Measure the loss of a Transformer-XL with memory and segments of `memory` tokens.
 
     Appendix F of the paper also cuts one trained model at evaluation.
     """
@@ -182,7 +182,7 @@ def claims(points: Points):
     alone = table(model=text.ALONE)["loss"]
     yield text.below("gated delta: below delta", [gated["loss"], ends])
     yield text.below(f"gated delta: below {text.ALONE}", [gated["loss"], alone])
-    # Growth of the norm from the first window to the last position.
+    # Compute the growth of the norm from the first window to the last position.
     growth = [
         [(p["last_norm"] or inf) / p["first_norm"] for p in some if p.get("first_norm")]
         for some in (gated, delta)
@@ -216,19 +216,19 @@ def carried(points: Points):
 
 
 def of_the_table(points: Points) -> Points:
-    """Return the points of the models of Table 4."""
+    """Select the runs of the models in Table 4."""
     size = "nanogpt" if "nanogpt" in points["size"] else "small"
     return points(size=size, lr=LR[size])
 
 
 def small(points: Points) -> Points:
-    """Return the points of small delta rule models, with their optimiser steps."""
+    """Select the runs of small delta rule models, and add their optimiser steps."""
     own = points(model="delta", map="linear")
     return Points(p | {"steps": n} for n in SMALL for p in own(size=SMALL[n]))
 
 
 def cut(points: Points) -> Points:
-    """Return a point for each memory length that Transformer-XL is evaluated with."""
+    """Return a result for each memory length at which Transformer-XL is evaluated."""
     some = [
         {
             "memory": int(memory),

@@ -85,7 +85,7 @@ def permutations(items: int) -> Tensor:
 
 @cache
 def compositions(items: int) -> Tensor:
-    """Return the index of the product `a` after `b` for all permutations, `[a, b]`."""
+    """Return the index of each product of permutations, `[a, b]` for `a` after `b`."""
     some = permutations(items)
     return (some[:, some][:, :, None] == some).all(-1).long().argmax(-1)
 
@@ -155,7 +155,7 @@ def swaps(permutation: Tensor) -> list[tuple[int, int]]:
 
 
 def sequences(items: int, batch: int, length: int) -> Batch:
-    """Draw sequences of random permutations, with their compositions as answers."""
+    """Sample sequences of random permutations, with their compositions as answers."""
     table = compositions(items)
     tokens = torch.randint(len(table), (batch, length))
     answers = [tokens[:, 0]]
@@ -221,7 +221,7 @@ PROTOCOL = f"one head, trained state; trained on {NEAR} tokens, tested at {FAR}"
 
 
 def composed(points: Points, settings: Iterable[tuple]) -> dict[str, Points]:
-    """Return the points of each composition, by the name of its setting."""
+    """Return the runs of each composition, by the name of the setting."""
     groups = points.by(*COMPOSE)
     rows = {}
     for at in settings:
@@ -246,7 +246,7 @@ def claims(points: Points):
         ("four items, n < 3 or beta up to 1: not solved", "", FOUR[:3], fail),
     ):
         if settings[0] in FOUR and not points(items=4):
-            continue  # The quick version has none of these.
+            continue  # The quick version has no runs with four items.
         rows = composed(points, settings)
         scores = {name: own["far"] for name, own in rows.items()}
         how = {"spec": ".3f", "x": "", "protocol": PROTOCOL if published else ""}
@@ -255,7 +255,7 @@ def claims(points: Points):
         ("one topic: a decay of 0.97 per step costs", "one topic", NO_DECAY, DECAY),
         ("topics change: erasing the old one helps", "topics", ERASE, NO_DECAY),
     ):
-        # Compare seed by seed with a margin of a tenth, since the sides may overlap.
+        # Compare seed by seed with a margin of a tenth, since losses may overlap.
         pairs = paired(*(points(task=task, forget=at) for at in (low, high)))
         sides = [[pair[i] for pair in pairs] for i in (0, 1)]
         off = [a - 0.9 * b for a, b in pairs]

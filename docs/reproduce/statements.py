@@ -36,12 +36,12 @@ def named(model: str, layers: int) -> str:
 def build(
     mixer: Mixer | str, point: Point, heads: int, length: int = 0
 ) -> LanguageModel:
-    """Build a language model for the programs of a point.
+    """Build a language model for programs with the given settings.
 
     - `point`: has `statements`, and the model's `layers` and `width`.
     - `length`: minimum number of tokens that the model can read.
     """
-    # A condition with its statement is two tokens, and then comes END.
+    # A condition and its statement have two tokens, followed by END.
     length = max(2 * point["statements"] + 1, length)
     sizes = point["layers"], heads, point["width"], length
     return LanguageModel(len(CLAUSES), mixer, *sizes)
@@ -50,7 +50,7 @@ def build(
 def growing(
     point: Point, variables: int, first: int, share: float
 ) -> Callable[[int], tuple[Tensor, Tensor]]:
-    """Return a function that draws programs, which get longer during training.
+    """Return a function that samples programs, which get longer during training.
 
     - `point`: has `seed`, `batch`, `steps` and the last number of
       `statements`.
@@ -85,7 +85,7 @@ def learn(model: LanguageModel, point: Point, variables: int, first: int) -> Poi
 
 
 def tuned(points: Points) -> Points:
-    """Keep the points of each model at the rate with the highest median accuracy.
+    """Select the runs of each model at the rate with the highest median accuracy.
 
     The rate is chosen on the same programs that are scored.
     """

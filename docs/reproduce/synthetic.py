@@ -48,7 +48,7 @@ class Series(NamedTuple):
     batch: int = BATCH[ONE]
 
     def of(self, points: Points, **wanted: Any) -> Points:
-        """Return the points of the series that have the `wanted` values."""
+        """Select the runs of the series with the given column values."""
         return points(rule=self.rule, map=self.map, **wanted)
 
 
@@ -71,7 +71,7 @@ class Setting:
     budget: int
 
     def points(self, quick: bool) -> list[Point]:
-        """Return points by number of keys, so that unfinished runs have all series."""
+        """List settings by number of keys, so that partial results have all series."""
         d_key, budget = (self.d_key, self.budget) if quick else (64, 20_000)
         grid = []
         for s in self.series:
@@ -134,7 +134,7 @@ class Setting:
     # --- Claims -----------------------------------------------------------
 
     def edges(self, points: Points):
-        """Yield claims on which sizes are solved, and which are not, as published."""
+        """Yield the published claims on which sizes are solved and which are not."""
         for s, ask, solved in product(self.series, (ALL, ONE), (True, False)):
             if s.edge:
                 # Narrower keys have fewer features. Attention has no features.
@@ -142,7 +142,7 @@ class Setting:
                 yield from self.edge(s.of(points, ask=ask), s, ask, solved, scale)
 
     def edge(self, points: Points, s: Series, ask: str, solved: bool, scale: float):
-        """Yield the claim on the sizes on one side of a series' edge, if any exist."""
+        """Yield a claim on the sizes on one side of a series' edge, if any exist."""
         inside, edge = (le, s.edge[0]) if solved else (ge, s.edge[1])
         own = Points(p for p in points if inside(p["S"], edge * scale))
         sizes = own.by("S")
@@ -195,12 +195,12 @@ def by_size(points: Points, column: str = "loss") -> dict[int, Numbers]:
 
 
 def protocol(points: Points) -> str:
-    """Describe how the protocol of points differs from the published one."""
+    """Describe how the protocol of the runs differs from the published protocol."""
     p, gain = points[0], max(p.get("gain", 0) for p in points)
     parts = [f"keys of width {p['d_key']}"] if narrow(points) else []
     if p.get("ask") == ALL:
         parts.append(f"asks {ALL} of {p['batch']} sequences a step")
-    parts.append(f"{p['budget']:,} optimiser steps at most")  # The paper has 100,000.
+    parts.append(f"{p['budget']:,} optimiser steps at most")  # Paper: 100,000 steps.
     if gain:
         rule = f"{SHORT_PATIENCE} evaluations that gain at most {gain:g}"
         parts.append(f"stops after {rule}")
@@ -215,7 +215,7 @@ def at(sizes: Collection[int], solved: bool) -> str:
 
 
 def ordered(text: str, points: Points, series: Sequence[Series], S: int, where: str):
-    """Return a claim that the losses of `series` are in this order, lowest first.
+    """Return a claim that the losses of `series` are in the given order, lowest first.
 
     - `points`: points of one size and one kind of query.
     - `S`, `where`: the published size, and its figure.

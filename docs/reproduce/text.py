@@ -163,11 +163,11 @@ ALONE, CONVOLVED = "convolution alone", "convolution + attention"
 CONTROLS = {ALONE: CONVOLUTION, CONVOLVED: CONVOLVED_SOFTMAX}
 
 
-# --- Points and their runs ------------------------------------------------
+# --- Settings and runs ------------------------------------------------
 
 
 def points(quick: bool, settings: Iterable[Point]) -> list[Point]:
-    """Return the points of each setting with three seeds.
+    """Return each of `settings` with three seeds.
 
     - `settings`: settings of the points. A missing size, text or learning rate gets
       the default of the version.
@@ -180,7 +180,7 @@ def points(quick: bool, settings: Iterable[Point]) -> list[Point]:
 
 
 def config(point: Point, mixer: Mixer) -> Config:
-    """Return a run's config; its model is as large as one with softmax attention.
+    """Return the config of a run whose model is as large as one with softmax attention.
 
     - `point`: may have `block`, the characters per window (default 64; characters per
       optimiser step do not change), and `carry`, as in `Config`.
@@ -203,7 +203,7 @@ def config(point: Point, mixer: Mixer) -> Config:
 
 
 def setup(point: Point, mixer: Mixer) -> Point:
-    """Return the hyper-parameters of a run that are not settings of its point."""
+    """Return the hyper-parameters of a run that `point` does not contain."""
     c = config(point, mixer)
     return {
         "optimiser": f"AdamW, betas 0.9 and {c.beta2:g}, weight decay "
@@ -280,7 +280,7 @@ class Run(Trainer):
 
 
 def new_run(point: Point, mixer: Mixer) -> Run:
-    """Return the run of a point, with its model and its text."""
+    """Create the run for the settings `point`, with its model and its text."""
     return Run(config(point, mixer), mixer, load(point["corpus"]))
 
 

@@ -35,7 +35,7 @@ MODELS: dict[tuple[str, int], tuple[str, float | None]] = {
     ("dpfp", 4): ("DPFP-4x", 26.9),
     ("dpfp", 6): ("DPFP-6x", None),
     ("dpfp", 8): ("DPFP-8x", 27.1),
-    # Our own Performers, whose features are drawn only once.
+    # Our own Performers, whose random features are sampled only once.
     ("favor-fixed", 1): ("Performer-1x, fixed", None),
     ("favor-fixed", 8): ("Performer-8x, fixed", None),
 }
@@ -58,7 +58,7 @@ FULL = QUICK | {"limit": 1_000_000, "train": 3000, "budget": 3000}
 
 
 def points(quick: bool) -> list[Point]:
-    """Return the points by seed, so that unfinished runs contain the paper's models."""
+    """List settings by seed, so that partial results contain the paper's models."""
     return [
         {"map": kind, "ratio": ratio, **(QUICK if quick else FULL), "seed": seed}
         for ours in (False, True)
@@ -143,7 +143,7 @@ def train(model: EncoderDecoder, numbers: list[int], point: Point) -> list:
 
 
 def translate(model: EncoderDecoder, numbers: list[int]) -> list[str]:
-    """Translate numbers to German, up to the length of the longest right answer."""
+    """Translate numbers to German, up to the length of the longest correct answer."""
     source, mask, target = write(numbers)
     tokens = model.generate(source, target.shape[1] - 1, START, END, mask)
     return [GERMAN.decode(row).partition(">")[0] for row in tokens]

@@ -53,7 +53,7 @@ def address(name: str) -> str:
 
 
 def stills(tab: Page, name: str) -> dict[str, str]:
-    """Return HTML of the picture and the words of each figure step, by file name.
+    """Return the picture and the text of each figure step as HTML, by file name.
 
     The first state comes first. The figure has already started in `tab`.
     """

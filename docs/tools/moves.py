@@ -32,7 +32,7 @@ class Moves(NamedTuple):
 
 
 def moves(batch: int, sentences: int, people: int, rng: random.Random) -> Moves:
-    """Draw random texts that state facts, change facts and ask for facts.
+    """Generate random texts that state facts, change facts and ask for facts.
 
     "Ada is in Rome . Ben is in Oslo . Ada is in Lima . Where is Ada ? Lima ."
     A change is worded like a first fact, so nothing in the sentence itself

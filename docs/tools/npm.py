@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 DOCS, CACHE = ROOT / "docs", ROOT / ".cache" / "npm"
 MODULES = CACHE / "node_modules"
-#: The lock file of the last download, and a program that each set of packages has.
+#: The lock file of the last download, and a program from each set of packages.
 FETCHED = MODULES / ".fetched.json"
 LAST = {True: "oxlint", False: "esbuild"}
 

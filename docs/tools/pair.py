@@ -87,13 +87,13 @@ def pair_model(config: PairConfig) -> LanguageModel:
 
 
 def texts(config: PairConfig, batch: int, seed: int) -> Moves:
-    """Draw test texts, with a seed that training does not use."""
+    """Generate test texts with a seed that training does not use."""
     return moves(batch, config.sentences, config.people, random.Random(seed))
 
 
 @torch.no_grad()
 def score(model: LanguageModel, asked: Moves) -> dict[str, float]:
-    """Return the accuracy for people who have not moved and for people who have."""
+    """Return the accuracy for people who never moved, and for people who moved."""
     right = model(asked.tokens).argmax(-1) == asked.labels
     kinds = {"given once": asked.moved == 0, "changed": asked.moved > 0}
     return {k: round(right[of].float().mean().item(), 4) for k, of in kinds.items()}

@@ -58,7 +58,7 @@ class KeyValueCache(NamedTuple):
 
 
 def separate(state: Any, every: bool = False) -> Any:
-    """Clone the tensors of a state that require gradients, so that callers may edit it.
+    """Clone tensors in a state that require gradients, so that callers may edit them.
 
     The backward pass may need the original tensors.
 

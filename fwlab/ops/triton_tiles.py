@@ -151,7 +151,7 @@ def put_decays(
 def decays(
     gammas, products, index, origin, t, remaining, heads, C: tl.constexpr,
 ):  # fmt: skip
-    r"""Load the products of decays: $\gamma$, $\Gamma$, its last row, and $\gamma_C$.
+    r"""Load decay products: $\gamma$, $\Gamma$, the last row of $\Gamma$, $\gamma_C$.
 
     The shapes are `[C]` and `[C, C]`. Without `gammas` and `products`, no step decays.
     """

@@ -126,7 +126,7 @@ def all_batches(
         ordered = in_rows(text.tokens, rows).long()
         if windows is not None:
             ordered = ordered[:, : windows * block + 1]
-        # The length of these parts does not change the result.
+        # The number of steps per part, 1024, does not change the result.
         for start in range(0, ordered.shape[1] - 1, 1024):
             part = ordered[:, start : start + 1025]
             yield Batch(part[:, :-1], part[:, 1:], begins=start == 0)

@@ -79,7 +79,7 @@ class Loss(nn.Module):
         else:
             logits, state = self.model(inputs, cu_seqlens=cu_seqlens), None
         scores, targets = logits.flatten(0, 1), targets.flatten()
-        # At the end of an epoch a packed row may have no target: its mean would be 0/0.
+        # At the end of an epoch a packed row may have no target: the mean would be 0/0.
         total = nn.functional.cross_entropy(scores, targets, reduction="sum")
         return total / (targets != NO_TARGET).sum().clamp(min=1), state
 
@@ -116,7 +116,7 @@ class Trainer:
     ):
         self.config = config
         with torch.device("meta"):
-            model = self._new_model(2)  # Raise for invalid sizes.
+            model = self._new_model(2)  # Raise an error for invalid sizes.
         if (config.carry or config.pack) and model.max_len is not None:
             raise ValueError(
                 "expected a mixer without a maximum length for carry and pack, got "
@@ -439,7 +439,7 @@ def device(name: str) -> torch.device:
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         chosen = torch.device(name)
-        torch.zeros(1, device=chosen).item()  # This rejects "meta".
+        torch.zeros(1, device=chosen).item()  # Reject "meta".
     except (RuntimeError, AssertionError):
         raise ValueError(
             "expected device to be auto, cpu, cuda or mps, and available here, "
@@ -462,7 +462,7 @@ def new_accelerator(config: Config, **options: Any) -> Accelerator:
         raise ValueError(
             "expected a C++ compiler for compile on a CPU (g++ or clang++), found none"
         )
-    # Accelerate keeps one state per process, which may train several models.
+    # Accelerate has one state per process, and a process may train several models.
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     AcceleratorState._reset_state(reset_partial_state=not several)
     backend = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "inductor")

@@ -11,7 +11,7 @@ from fwlab.training.config import Config
 from fwlab.training.loop import Loss, device
 
 STEPS = 3
-#: Maximum number of logits (2 GB with gradients) and operations in a measured step.
+#: Maximum numbers of logits (2 GB with gradients) and operations in a measured step.
 LOGITS, OPERATIONS = 2**28, 2**38
 
 

@@ -93,7 +93,7 @@ def run_in(
             kept = f"{last.parent} has an earlier state"
             kept = kept if last.exists() else "no checkpoint yet"
             raise FloatingPointError(f"{error} ({kept})") from None
-        # A run that was interrupted at its last step has not been validated there.
+        # A run that was interrupted at its last step has no validation of that step.
         validated = [loss for step, _, loss in trainer.curve if step == trainer.step]
         result = {
             **about,
@@ -118,7 +118,7 @@ def run_in(
 
 def _latest(last: Path, best: Path, resume: bool) -> Checkpoint | None:
     """Load the checkpoint that a run continues from, or return None."""
-    # A run that was killed while it wrote its first checkpoint has only the best.
+    # A run killed while writing its first checkpoint has only the best checkpoint.
     path = last if last.exists() else best
     if not path.exists():
         return None
@@ -139,7 +139,7 @@ def _train(folder: Path, trainer: Trainer) -> dict[str, Any]:
     """Train to the end, write metrics and checkpoints, and return the run's result."""
     c, started = trainer.config, trainer.step
     peak, before, seconds, tokens = None, peak_mib(), 0.0, 0
-    # Drop the lines of steps that the checkpoint does not have.
+    # Drop the lines of steps after the checkpoint.
     rows = metrics(folder) if started and (folder / METRICS).exists() else []
     rows = [row for row in rows if row["step"] <= started]
     earlier = rows[-1]["seconds"] if rows else 0.0
@@ -158,7 +158,7 @@ def _train(folder: Path, trainer: Trainer) -> dict[str, Any]:
             dynamic_ncols=True,
             disable=silent,
         ) as bar,
-        # Flush each line, so that a killed run loses none.
+        # Flush each line, so that a killed run loses no line.
         open(path, "a", buffering=1, encoding="utf-8") as lines,
     ):
         for progress in trainer.run():
@@ -220,7 +220,7 @@ def peak_mib() -> float:
     """Return the peak memory of this process in MiB, or 0 if unknown."""
     try:
         import resource
-    except ImportError:  # This is Windows.
+    except ImportError:  # Windows has no `resource`.
         return 0
     highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return highest / (2**20 if sys.platform == "darwin" else 2**10)
@@ -257,7 +257,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
             f"expected a run of fwlab train in {folder}: it has no {METRICS}"
         )
     for line in path.read_text("utf-8").splitlines():
-        # A line may have been cut while it was written.
+        # A killed run may leave an incomplete line.
         with contextlib.suppress(ValueError):
             rows.append(json.loads(line))
     return rows
@@ -298,7 +298,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """Yield a list of received Ctrl-C and SIGTERM signals, which interrupt no step.
+    """Yield a list that collects Ctrl-C and SIGTERM signals, which interrupt no step.
 
     A second signal stops at once. A process that ignores signals, as in the background
     of a shell, goes on. Batch systems announce the end of a job with SIGTERM.

@@ -15,9 +15,9 @@ from fwlab.ops.feedback.weights import FeedbackWeights
 
 #: The minimum compute capability; the kernels do not need tensor cores.
 MINIMUM = (7, 5)
-#: The maximum channels per head and per token, as a program loads complete rows.
+#: Maximum numbers of channels per head and per token: a program loads complete rows.
 MAX_KEY, MAX_WIDTH = 256, 8192
-#: The requirement on the number of columns of the position weights, for errors.
+#: How error messages describe the required columns of the position weights.
 WAVES = "an even number of features (a sine and a cosine of each wave)"
 
 
@@ -164,7 +164,7 @@ def feedback_attention(
     v: Annotated[Tensor, "batch past heads key"],
     positions: Annotated[Tensor, "key features"],
 ) -> Tensor:
-    r"""Compute the attention of one query to older memories (a step of `feedback`).
+    r"""Compute the attention of one query to older memories, as part of `feedback`.
 
     The score of the memory $\delta$ steps back is $(q \cdot k + q \cdot P s(\delta)) /
     \sqrt{d_{\text{key}}}$, with $s(\delta)$ the sines and cosines of $\omega_i \delta$.
@@ -259,7 +259,7 @@ def _check(x: Tensor, weights: Any, heads: int, factors: Tensor | None) -> Any:
 
 
 def memories(x: Tensor, state: Any, groups: int, heads: int) -> FeedbackState:
-    """Return the memories of `state`, checked, or empty memories without a state."""
+    """Check and return the memories of `state`; return empty memories if it is None."""
     batch, _, d = x.shape
     memory = groups, heads, d // heads
     if state is None:
@@ -272,14 +272,14 @@ def memories(x: Tensor, state: Any, groups: int, heads: int) -> FeedbackState:
 
 
 def _take(x: Tensor, order: Tensor) -> Tensor:
-    """Reorder the steps of `[batch, time, ...]` by indices `[batch, steps]`."""
+    """Reorder the steps of `x` `[batch, time, ...]` by indices `[batch, steps]`."""
     return x[torch.arange(x.shape[0], device=x.device)[:, None], order]
 
 
 def _pack(
     k: Tensor, v: Tensor, mask: Tensor | None, new: Tensor | None
 ) -> FeedbackState:
-    """Drop masked memories, and move real memories to the end, in their order.
+    """Drop masked memories, and move real memories to the end without reordering them.
 
     - `mask`: which memories of earlier calls are real; None = all.
     - `new`: which steps of this call are real; None = all.

@@ -43,7 +43,7 @@ from torch.nn import functional as F
 from fwlab.ops._recurrence import Recurrence
 from fwlab.ops.feedback.weights import EPS, FeedbackWeights
 
-#: Steps per block of the backward pass, which adds to older memories once per block.
+#: Steps per block of the backward pass; older memories get gradients once per block.
 BLOCK = 32
 
 #: From this number of steps on, transposed copies of the weights save time.
@@ -55,7 +55,7 @@ Rows = tuple[Tensor, ...]
 
 
 class Stack(NamedTuple):
-    r"""Hold the inputs of the stack, with scales of norms folded into its weights.
+    r"""Hold the inputs of the stack; its weights include the scales of the layer norms.
 
     - `x`: `[batch, time, d]`.
     - `past`: `[2, groups, batch, heads, past, key]`, keys and values of earlier calls;
@@ -206,7 +206,7 @@ def attend(
 def backward(
     given: Any, kept: Any, gradients: Any, needed: Any, normalize: bool
 ) -> Any:
-    """Compute gradients of all inputs, from the last block of steps to the first."""
+    """Compute the gradients of all inputs, from the last block to the first."""
     x = Stack(*given)
     b = recompute(x, kept, gradients, normalize)
     past, (layers, time) = x.past.shape[4], b.attended.shape[:2]
@@ -279,7 +279,7 @@ def recompute(x: Stack, kept: Any, gradients: Any, normalize: bool) -> Terms:
 
 
 def finish(x: Stack, b: Terms) -> tuple[Tensor | None, ...]:
-    """Return the gradients of the inputs in a `Stack`, from the gradients of steps."""
+    """Compute the gradients of a `Stack` from the gradients of all steps."""
     _, time, batch, d = b.attended.shape
     heads, key = x.to_q.shape[1:3]
     d_qu, dh, normed = (
@@ -311,7 +311,7 @@ def drop(x: Tensor, factors: Tensor | None, *at: int) -> Tensor:
 
 
 def attention_weights(x: Stack, b: Terms, start: int, stop: int) -> Tensor:
-    """Return zeros for $da$ and recomputed attention weights $p$ of a block of queries.
+    """Recompute the attention weights $p$ of a block; return zeros for $da$, then $p$.
 
     - Returns `[2, layers, batch * heads, steps, memories]`.
     """
@@ -324,7 +324,7 @@ def attention_weights(x: Stack, b: Terms, start: int, stop: int) -> Tensor:
         hidden = hidden | F.pad(x.hidden, (0, n - x.hidden.shape[2]))
     keys = b.kv[0].flatten(1, 2)
     for l, p in enumerate(pairs[1]):
-        # Scores by distance, [rows, steps, n + 1], become scores by memory.
+        # Convert scores by distance, [rows, steps, n + 1], to scores by memory.
         a = by_memory(q[l] @ r.T, old)
         a = torch.baddbmm(a, q[l], keys[l % len(keys), :, :n].mT)  # Eq. f4
         p.copy_(masked_softmax(a, hidden))
@@ -332,7 +332,7 @@ def attention_weights(x: Stack, b: Terms, start: int, stop: int) -> Tensor:
 
 
 def by_memory(x: Tensor, old: int) -> Tensor:
-    """View pairs of queries and distances as pairs of queries and memories.
+    """View a tensor indexed by query and distance as indexed by query and memory.
 
     - `x`: `[rows, steps, n + 1]`, by the distances n to 0. The first query is `old`
       steps behind the first memory, and each query one step further.
@@ -344,7 +344,7 @@ def by_memory(x: Tensor, old: int) -> Tensor:
 
 
 def memory(x: Stack, b: Terms, t: int, later: Tensor) -> None:
-    """Compute gradients through Eqs. f2 and f1, from keys and values to states.
+    """Compute state gradients from key and value gradients (through Eqs. f2 and f1).
 
     - `later`: the pairs of this memory with later steps of the block, `[2, layers, batch
       * heads, steps]`.
@@ -370,7 +370,7 @@ def layer(
     x: Stack, l: int, t: int, weights: Rows, step: Rows, norms: Rows, seen: Rows,
     pairs: Rows, waves: Tensor, first: int,
 ) -> None:  # fmt: skip
-    """Compute gradients through Eqs. f7 to f4, from a state to the state below.
+    """Compute gradients through a layer (Eqs. f7 to f4), from its output to its input.
 
     The query of the lowest layer depends on $x$ alone, so no earlier step needs its
     gradient: (g3) is computed only for the keys of the block, from `first` on.
@@ -406,12 +406,12 @@ def layer(
 
 
 def older(b: Terms, start: int, stop: int, da: Tensor, p: Tensor) -> None:
-    """Add the gradients from a block of queries to those of the memories before it."""
+    """Add what a block of queries contributes to the gradients of older memories."""
     n, steps = p.shape[-1], slice(start, stop)
     old = n - (stop - start)
     K, V = b.kv.flatten(2, 3)
     q, dz = b.vectors[:, :, :, steps]
-    # For the lowest layer, compute Eq. g3 for older keys, and the gradients of queries.
+    # In the lowest layer, compute Eq. g3 for older keys, and then query gradients.
     z = b.attended[0, steps].view(stop - start, len(dz[0]), -1).transpose(0, 1)
     D = (dz[0] * z).sum(-1, keepdim=True)
     dp = torch.bmm(dz[0], V[0, :, :old].mT) - D
@@ -435,7 +435,7 @@ def norm(x: Tensor) -> tuple[Tensor, Rows]:
 
 
 def norm_backward(dy: Tensor, x: Tensor, *saved: Tensor) -> Tensor:
-    """Return the gradient of the input of `norm`, from the tensors that it returned."""
+    """Compute the input gradient of `norm` from the tensors that `norm` returned."""
     return torch.ops.aten.native_layer_norm_backward(
         dy, x, x.shape[-1:], *saved, None, None, [True, False, False]
     )[0]
@@ -464,13 +464,13 @@ def make_waves(n: int, positions: Tensor) -> Tensor:
 
 
 def queries_and_u(x: Stack) -> Tensor:
-    """Return the projection to $q$ and $u$, `[layers, heads * (key + features), d]`."""
+    """Return the weights of $q$ and $u$, `[layers, heads * (key + features), d]`."""
     to_u = torch.einsum("kf,lhkd->lhfd", x.positions, x.to_q)
     return torch.cat([x.to_q, to_u], dim=2).flatten(1, 2)
 
 
 def masked_softmax(a: Tensor, hidden: Tensor) -> Tensor:
-    """Compute the softmax over keys that are not hidden, or 0 if all are hidden."""
+    """Compute the softmax over visible keys, or zeros if all keys are hidden."""
     past = hidden.shape[-1]
     a[..., :past].masked_fill_(hidden, torch.finfo(a.dtype).min)
     a = torch.softmax(a, -1)
@@ -479,7 +479,7 @@ def masked_softmax(a: Tensor, hidden: Tensor) -> Tensor:
 
 
 def shapes(given: Any, keep: bool, normalize: bool, lse: bool = False) -> Any:
-    """Return empty tensors with the shapes of `forward`; kernels also save `lse`."""
+    """Return empty tensors like the results of `forward`, with `lse` for kernels."""
     x = Stack(*given)
     (batch, time, d), (layers, heads) = x.x.shape, x.to_q.shape[:2]
     *sizes, past, key = x.past.shape

@@ -62,7 +62,7 @@ from fwlab.ops.feedback.efficient import Stack, Terms, finish, prepare, recomput
 
 #: Minimum number of steps for which a CUDA graph saves time (an estimate).
 PLAYED = 16
-#: Scalars in a tile of keys, 16 in the registers of each thread.
+#: Number of scalars in a tile of keys; each thread has 16 of them in registers.
 TILE = 4096
 
 #: A finite number below every score, in place of -inf.
@@ -244,7 +244,7 @@ def pull(
         da = p * (tl.sum(g * value[None, :], 1) - mean)
         dk += da[:, None] * query
         dv += p[:, None] * g
-    owner = channel & (l < groups)  # The first layer of a group adds these gradients.
+    owner = channel & (l < groups)  # The first layer of a group adds `dkv`.
     key = tl.load(dkv + pair, mask=owner, other=0.0) + tl.sum(dk, 0)
     value = tl.load(dkv + other + pair, mask=owner, other=0.0)
     value += tl.sum(dv, 0)
@@ -257,7 +257,7 @@ def pull(
 
 @triton.jit(do_not_specialize=["width"])
 def slope(dh, saved, clock, width, BW: tl.constexpr):
-    """Multiply dh by the saved derivative of GELU; store the product in place of both.
+    """Multiply `dh` by the saved derivative of GELU; overwrite `dh` and `saved`.
 
     The kernel loads 8 bytes per scalar, and stores 8; one operation. Lower bound: the
     start of a kernel.
@@ -275,7 +275,7 @@ def slope(dh, saved, clock, width, BW: tl.constexpr):
 def norm_backward(
     dy, y, rstd, base, alpha, dm, dx, saved, clock, d, l, BD: tl.constexpr,
 ):  # fmt: skip
-    r"""Compute the gradient through a norm for one sequence; add those of other paths.
+    r"""Compute a sequence's gradient through a norm; add gradients that bypass it.
 
     $$dx = \mathrm{rstd}\,\big(dy - \overline{dy}
         - y\;\overline{y\,dy}\big) \tag{k5}$$
@@ -379,7 +379,7 @@ def _recorded(step: Callable[[], None], device: torch.device) -> torch.cuda.CUDA
 
 
 def _clock(t: int, n: int, like: Tensor) -> Tensor:
-    """Allocate the two counters, step and memories, on the device of `like`."""
+    """Allocate counters for the step and the memories on the device of `like`."""
     clock = like.new_full((2,), n, dtype=torch.int64)
     clock[:1].fill_(t)
     return clock
@@ -545,5 +545,5 @@ loops = Recurrence(
 
 
 def feedback(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the stack on a GPU, with arguments and results of the naive version."""
+    """Compute the stack on a GPU, with the same interface as the naive version."""
     return efficient.feedback(*given, recurrence=loops)

@@ -69,7 +69,7 @@ def sinusoids(distance: Tensor, features: int) -> Tensor:
 
 
 def softmax(a: Tensor, mask: Tensor | None) -> Tensor:
-    """Compute the softmax over real memories, or 0 if no memory is real.
+    """Compute the softmax over real memories, or zeros if no memory is real.
 
     - `a`: `[batch, heads, past]`.
     - `mask`: `bool [batch, earlier]`, for the oldest memories; None = all are real.

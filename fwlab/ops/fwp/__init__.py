@@ -87,7 +87,7 @@ def fwp(
 
 
 def _checked(activation: Callable[[Tensor], Any]) -> Callable[[Tensor], Tensor]:
-    """Wrap an activation so that it raises if it changes the shape or the dtype."""
+    """Wrap an activation to raise an error if the shape or the dtype changes."""
 
     def checked(W: Tensor) -> Tensor:
         out = activation(W)

@@ -50,7 +50,7 @@ def fwp(
 
     - `real`: `bool [batch, time]`, False = the step is masked; None = all are real.
     """
-    if activation is None:  # Eq. a2; the inputs of masked steps are 0, so they write 0.
+    if activation is None:  # Eq. a2; masked steps have inputs of 0 and write 0.
         same: Any = {"state": W, "return_state": True, "implementation": "efficient"}
         out: Any = sum_rule(x, b, a, normalize=False, **same)
         return out
@@ -86,7 +86,7 @@ def _loops(
 
 
 def _forward(x: Any, keep: bool, length: int) -> Any:
-    """Compute the segments in order; with `keep`, save the state before each one."""
+    """Compute the segments in order; with `keep`, save their initial states."""
     a, b, x, W, real = x
     y, starts = a.new_empty(a.shape, dtype=W.dtype), []
     pieces = _cut(length, a, b, x, real)

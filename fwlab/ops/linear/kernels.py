@@ -414,7 +414,7 @@ class Form(NamedTuple):
 
 
 #: Tile sizes for widths of 64 and 128 in half precision on Hopper were tuned on an H200
-#: (docs/kernels/index.md). A model of one multiprocessor gave all other tile sizes.
+#: (docs/kernels/index.md). A model of one multiprocessor determined all other sizes.
 #: Only Hopper has chunks of 64, because its matrix products have at least 64 rows.
 NARROW = Form(64, BV=32, warps=4, stages=3, BK=64, AV=64, chunk_warps=4)
 BROAD = Form(64, BV=64, warps=4, stages=2, BK=128, AV=128, chunk_warps=4)
@@ -599,7 +599,7 @@ def chunked_backward(
 
 
 def like(x: Tensor | None) -> Tensor | None:
-    """Return an empty tensor of the shape of `x`; None for None."""
+    """Return an empty tensor of the shape of `x`, or None if `x` is None."""
     return None if x is None else torch.empty_like(x)
 
 

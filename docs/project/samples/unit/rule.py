@@ -4,7 +4,7 @@ import torch
 
 
 def bar(W, k, v):
-    """Return the memory after a write by the delta rule."""
+    """Return the fast weights after a write by the delta rule."""
     old = torch.einsum("...vk,...k->...v", W, k)
     return W + torch.einsum("...v,...k->...vk", v - old, k)
 

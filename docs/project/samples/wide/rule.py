@@ -4,7 +4,7 @@ import torch
 
 
 def bar(W, k, v):
-    """Return the memory after a write by the sum rule."""
+    """Return the fast weights after a write by the sum rule."""
     return W + torch.einsum("...v,...k->...vk", v, k)
 
 
