@@ -12,13 +12,13 @@ from fwlab import ops
 
 
 def random(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
-    """Draw float64 values from a normal distribution with a seeded generator."""
+    """Sample float64 values from a normal distribution with a seeded generator."""
     generator = torch.Generator().manual_seed(seed)
     return scale * torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def drawn_mask(*shape: int, share: float = 0.6, seed: int = 0) -> Tensor:
-    """Draw a Boolean mask in which about a fraction `share` of the steps is True."""
+    """Sample a Boolean mask in which each step is True with probability `share`."""
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < share
 
 
@@ -98,7 +98,7 @@ def weighted(*outputs: Tensor, seed: int = 1) -> Tensor:
 
 
 def problem(text: str, **options: Any) -> fuzz.Problem:
-    """Return the fuzzer's `Problem` for a case in text form; see `fuzz.parsed`.
+    """Parse a case in text form with `fuzz.parsed`, and return its `Problem`.
 
     - `options`: more options of the case, by name.
     """

@@ -5,7 +5,7 @@ import os
 import re
 
 # Set one thread before torch is imported, because more threads slow small tests down.
-# Processes that tests start inherit the setting.
+# Processes that tests start also use one thread.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
@@ -21,14 +21,14 @@ def seed():
 
 
 def pytest_collection_finish():
-    """Exclude all objects that exist after test collection from garbage collection."""
+    """After test collection, exclude all existing objects from garbage collection."""
     gc.collect()
     gc.freeze()
 
 
-#: Rules that differ from another rule only in the inputs of their recurrence.
-#: Other rules test the shared code, so `make test` only compares these with loops.
-#: `make test-all` runs every test on these rules, too.
+#: Rules whose recurrence is that of another rule with different inputs.
+#: `make test` only compares these rules with loops; other rules test the shared code.
+#: `make test-all` also runs all other tests on these rules.
 RELATIVES = re.compile(
     r"(^|-)(kimi-delta|comba|implicit-delta|gated-delta-2|sum-channels)(-|$)"
 )

@@ -56,9 +56,9 @@ KINDS: dict[str, Any] = {
 }
 #: Ways to differentiate; "vmap", "grad" and "jvp" are transforms of torch.func.
 #: "ones": the incoming gradient is an expanded scalar; "twice": backward runs twice.
-#: "between": after other calls; "second": second derivatives, which may be refused.
+#: "between": backward after other calls; "second": second derivatives, if supported.
 MODES = ("once", "ones", "twice", "between", "second", "vmap", "grad", "jvp")
-#: Every option of a case except "op" and "seed", with its simplest value.
+#: The simplest value of every option of a case except "op" and "seed".
 SIMPLEST: Case = {
     **{"implementation": "naive", "dtype": "float64", "mask": "none", "documents": 0},
     **{"cuts": 0, "state": 0, "storage": "plain", "grad": "all", "autocast": 0},
@@ -68,26 +68,26 @@ SIMPLEST: Case = {
     **{"learned": 0, "wide_gates": 0, "channels": 0, "asked": "all", "mode": "once"},
     **{"compiled": 0, "device": "cpu"},
 }
-#: Inputs with a time dimension, whose masked steps may hold any value.
+#: Inputs with a time dimension; a masked step may hold any value.
 HIDDEN = ("q", "k", "v", "a", "b", "x", "beta", "log_decay", "erase", "write", "ask")
 TIMED = (*HIDDEN, "factors")
-#: Gate values that are exact or special cases; the default of other gates is (0, 1).
+#: Exact or special gate values; gates that are not listed use 0 and 1.
 EDGES: dict[str, tuple[float, ...]] = {
     "log_decay": (0, -1e-6, -30, -100, -1000, -math.inf),
     **{"beta": (0, 1, 2), "a": (0,), "b": (0,)},
 }
-#: Gate values at which normalised reads stay in the range of float32.
-#: Other values are left out: after a decay by e^-60, a read may be a mean or 0.
+#: Gate values for which normalised outputs stay in the range of float32.
+#: After a decay by e^-60, for example, a normalised output may be a mean or 0.
 READABLE = (0, 1, -1e-6, -math.inf)
 
 
 def takes(op: str) -> Any:
-    """Return the parameters in the signature of an operation, by name."""
+    """Return the parameters of an operation's signature, by name."""
     return inspect.signature(getattr(ops, op)).parameters if op not in MAPS else ()
 
 
 class Problem:
-    """Hold the inputs `x`, by name, and the state of a case, drawn from its seed."""
+    """Hold the named inputs `x` and the state of a case, sampled with its seed."""
 
     def __init__(self, c: Case):
         self.c, self.g = c, torch.Generator().manual_seed(c["seed"])
@@ -108,9 +108,9 @@ class Problem:
                 x[name][~self.mask] = (math.nan, math.inf, -math.inf)[c["seed"] % 3]
         self.dtype, self.kept = dtype, torch.promote_types(dtype, torch.float32)
         shared = {*x, *["scale"] * c["learned"]} - {*TIMED, "bias", "band"}
-        #: The dtype of sums: the input's dtype in feature maps and PyTorch's attention.
-        #: Autograd also uses the input's dtype to add gradients of repeated tensors.
-        #: Numerator and denominator, or several pieces, may repeat a tensor.
+        #: The dtype of sums; feature maps and PyTorch attention use the input's dtype.
+        #: Autograd also uses the input's dtype to add gradients of a tensor used twice.
+        #: A tensor is used twice in numerator and denominator, or in several pieces.
         self.sums = self.kept
         twice = c["normalize"] or op == "implicit_delta_rule"
         if op in MAPS or twice or (c["cuts"] and shared):
@@ -147,7 +147,7 @@ class Problem:
         needs = self.uniform(1).item() < share * factor
         return self.laid(x.to(self.c["device"], dtype)).requires_grad_(needs)
 
-    # Each of the following functions draws inputs and a state for some operations.
+    # Each of the following methods samples inputs and a state for some operations.
 
     def rule(self, steps: Any, B: int, H: int, K: int, V: int) -> Any:
         c, op = self.c, ops.TABLE[self.c["op"]]
@@ -158,7 +158,7 @@ class Problem:
         for name, heads in (("q", (H * c["group"],)), ("k", (*several, H))):
             x[name] = self.normal(*steps, *heads, K)
             x[name] /= x[name].norm(dim=-1, keepdim=True) / c["size"]
-            if c["normalize"]:  # With numbers of both signs, a sum may be close to 0.
+            if c["normalize"]:  # Sums of numbers of both signs may be close to 0.
                 x[name] = x[name].abs() + 0.05
             if c["edges"]:
                 x[name][self.uniform(*steps, *heads) < 0.2] = 0
@@ -225,7 +225,7 @@ class Problem:
         if c["op"] == "feedback_attention":
             x = {"q": self.normal(B, H, K), "positions": self.normal(K, 4)}
             return x | {n: self.normal(*steps, H, K) for n in "kv"}, []
-        if d < 4:  # A layer norm of two values is 1 and -1, with slope 0.
+        if d < 4:  # The layer norm of two values is 1 and -1, with slope 0.
             raise ValueError("a layer norm of so few numbers has rounding errors alone")
         G = 1 if c["fewer"] else L
         x = {"x": self.normal(*steps, d), "merge": self.normal(L + 1)}
@@ -295,7 +295,7 @@ class Problem:
 
     def transformed(self, outputs: Parts) -> list[tuple[str, Tensor]]:
         """Compute outputs, states and gradients with torch.func."""
-        # Forward mode cannot write tangents of tensors whose elements share memory.
+        # Forward mode requires tensors whose elements do not share memory.
         given = tree_map(lambda p: p.detach().contiguous(), [self.x, self.state])
         weights = self.weights(outputs)
 
@@ -317,7 +317,7 @@ class Problem:
         return [*self.outputs(outputs), *((f"d {n}", all_of[n]) for n in leaves)]
 
     def called(self, x: Named, state: Parts) -> Parts:
-        """Call the operation; return y and floating-point parts of the final state."""
+        """Return y and the floating-point tensors of the final state of a call."""
         c, name = self.c, self.c["op"]
         if name in MAPS:
             return [self.module(x["x"])]
@@ -358,13 +358,13 @@ class Problem:
             y_i, made = op(**part, key_mask=now, state=made, return_state=True)
             y.append(y_i)
         if name == "feedback" and mask is not None:
-            made = None  # The final state has no masked memories.
+            made = None  # The final state, which omits masked steps, is not returned.
         parts = made if isinstance(made, tuple) else [made]
         parts = [p for p in parts if p is not None and p.is_floating_point()]
         return [torch.cat(y, 1), *parts]
 
     def piece(self, name: str, x: Tensor, a: int, b: int) -> Tensor:
-        """Return steps `a` to `b` of an input, or the whole input if it has no time."""
+        """Return steps `a` to `b` of an input, or all of it if it has no time steps."""
         if name == "bias":
             return x[a:b, : x.shape[1] - self.c["time"] + b]
         if name == "band":
@@ -413,7 +413,7 @@ class Problem:
         return self.with_gradients([whole, *states], x, state)
 
     def alone(self, x: Named, state: Parts, row: int, steps: slice, more: Named) -> Any:
-        """Run the reference loop on one sequence, without its masked tokens."""
+        """Run the reference loop on one sequence, leaving out masked tokens."""
         op, real = self.c["op"], self.mask[row][steps]
         if op == "feedback_attention":
             x = {n: p[row] if n in HIDDEN else p for n, p in x.items()}
@@ -433,7 +433,7 @@ class Problem:
     def with_gradients(
         self, outputs: Parts, x: Named, state: Parts
     ) -> list[tuple[str, Tensor]]:
-        """Return outputs, and gradients of a randomly weighted loss, by name."""
+        """Return outputs and the gradients of a randomly weighted loss, by name."""
         c, mode = self.c, self.c["mode"]
         named, leaves = self.outputs(outputs), self.leaves(x, state)
         if c["grad"] == "none" or not leaves:
@@ -492,7 +492,7 @@ class Problem:
         return {n: self.normal(*p.shape).to(p) for n, p in leaves}
 
     def weights(self, outputs: Parts) -> Parts:
-        """Draw incoming gradients of all outputs, in the memory layout of the case."""
+        """Sample incoming gradients of outputs, in the memory layout of the case."""
         self.g.manual_seed(self.c["seed"] + 1)
         made = []
         for i, o in enumerate(outputs):
@@ -508,7 +508,7 @@ def finite(x: Tensor) -> Tensor:
 
 
 def check(c: Case) -> str | None:
-    """Run a case; return its error, None, or "beyond" if it cannot be compared."""
+    """Run a case; return an error, None if correct, or "beyond" if not comparable."""
     p = Problem(c)
     wanted = p.expected() if c["batch"] else None
     if wanted and not all((finite(x).abs() <= LARGEST).all() for _, x in wanted):
@@ -523,7 +523,7 @@ def check(c: Case) -> str | None:
         if c["implementation"] == "triton" and "cannot run here" in text:
             return "beyond"  # The kernel does not support this case.
         return f"{type(e).__name__}: {text}"
-    if wanted is None:  # There is no sequence to compare.
+    if wanted is None:  # An empty batch has nothing to compare.
         return None
     if [(n, x.shape) for n, x in got] != [(n, x.shape) for n, x in wanted]:
         return f"wrong shapes: {[(n, [*x.shape]) for n, x in got]}"
@@ -536,7 +536,7 @@ def check(c: Case) -> str | None:
         error = (finite(x) - finite(y)).norm().item()
         least = max(LIMITS[c["dtype"]] / 100, 2**-18 if p.sums != torch.float64 else 0)
         limit = LIMITS[c["dtype"]] * finite(y).norm().item() + least * top
-        limit += info.tiny * info.eps * size  # Allow errors of subnormal numbers.
+        limit += info.tiny * info.eps * size  # Allow subnormal rounding errors.
         if error <= limit:
             continue
         others = others or [p.expected(jitter) for jitter in (1, 2)]
@@ -548,7 +548,7 @@ def check(c: Case) -> str | None:
 
 
 def draw(seed: str, implementation: str | None = None, device: str = "cpu") -> Case:
-    """Draw a random case that its operation supports.
+    """Sample a case that its operation supports.
 
     - `implementation`: the form to test; None = any form that runs on a CPU.
     """
@@ -578,7 +578,7 @@ def draw(seed: str, implementation: str | None = None, device: str = "cpu") -> C
         none = ["batch", "value", "key", *["heads"] * ("conv" not in op)]
         c[r.choice(none)] = 0
     elif op in RULES and c["time"] < 50 and r.random() < 0.05:
-        c["key"] = r.choice([40, 130, 256])  # DPFP features can have such widths.
+        c["key"] = r.choice([40, 130, 256])  # DPFP features can be this wide.
     sizes = [1, 2, 3, 5, 20] if op != "aft_conv2d" else [1, 2, 3]
     c["window"] = r.choice(sizes)
     c["size"] = r.choice([1.0, 1.0, 0.1, 1.3])
@@ -600,7 +600,7 @@ def draw(seed: str, implementation: str | None = None, device: str = "cpu") -> C
     masks = ["none", "none", "some", "row"] if "key_mask" in has else ["none"]
     c["mask"] = r.choice(masks)
     if c["mask"] == "row" and c["batch"] == 1 and r.random() < 0.9:
-        c["mask"] = "some"  # Otherwise no token remains.
+        c["mask"] = "some"  # Masking a complete row would leave no token.
     if c["causal"] and "state" in has:
         c["state"], c["cuts"] = r.randrange(2), r.choice([0, 0, 1, 2])
         if "cu_seqlens" in has and r.random() < 0.3:
@@ -608,7 +608,7 @@ def draw(seed: str, implementation: str | None = None, device: str = "cpu") -> C
         c["asked"] = r.choice(["all", "all", "y", "state"])
     c["storage"] = r.choice(["plain", "strided", "offset", "transposed", "expanded"])
     if op == "feedback" and c["storage"] == "expanded":
-        c["storage"] = "plain"  # A layer norm of equal values has only rounding errors.
+        c["storage"] = "plain"  # A layer norm of equal values returns rounding errors.
     c["grad"] = r.choice(["all", "all", "all", "some", "none"])
     # Autocast is not tested with softmax attention, which calls PyTorch's kernel.
     wide = c["dtype"] == "float32" and "state" in has and op != "softmax_attention"
@@ -622,12 +622,12 @@ def draw(seed: str, implementation: str | None = None, device: str = "cpu") -> C
     if c["mode"] in ("second", "jvp") and "16" in c["dtype"]:
         c["mode"] = "twice"
     if table and not kernel and c["mode"] == "once" and r.random() < 0.05:
-        # Compile fewer steps of the other forms, because their loops are slow to trace.
+        # Except for "efficient", compile few steps, because loops are slow to trace.
         quick = c["implementation"] == "efficient"
         c["compiled"], c["time"] = r.choice([1, 2]), min(c["time"], 40 if quick else 3)
         c["cuts"] = min(c["cuts"], int(quick))
         c |= {n: max(c[n], 1) for n in ("batch", "heads", "key", "value")}
-        # Without custom operators, the backward pass of a graph is PyTorch's.
+        # Without custom operators, PyTorch derives the backward pass of a graph.
         c["autocast"] *= quick
         if op == "fwp":  # Graphs cannot contain user-defined functions.
             c["activation"] = r.choice(["none", "tanh"])
@@ -644,12 +644,12 @@ def forms(op: str) -> tuple[str, ...]:
 
 
 PAIR = "heads=2 key=3 value=2 seed=1"
-#: Options with equal widths of keys and values, which PyTorch's kernel requires.
+#: Options with equal key and value widths, which PyTorch's kernel requires.
 EQUAL = f"dtype=float32 {PAIR} key=2"
 SMALL = "state=1 batch=2 heads=2 group=2 key=3 value=2 wide_gates=1 seed=1"
-#: Cases of code paths that random cases may miss, such as one token of a stream.
-#: These include the rule of 1991, several tiles, unequal rows and scores of 0.
-#: Cases of packed documents have no states, or attend in both directions.
+#: Cases for code paths that random cases may miss, such as streaming one token.
+#: The cases include the rule of 1991, several tiles, unequal rows and scores of 0.
+#: Cases with packed documents have no states, or attend in both directions.
 ALWAYS = (
     *(f"op={op} implementation=efficient grad=none {SMALL}" for op in RULES),
     *(
@@ -672,7 +672,7 @@ ALWAYS = (
 )
 #: Options that only some operations have.
 HAVE = ("activation", "normalize", "causal")
-#: Options that `fixed` combines with every form of every operation.
+#: Options that `fixed` combines with every implementation of every operation.
 VARIED = ("dtype", "mask", "storage", "mode", "normalize", "compiled", "state", "edges")
 VARIED += ("asked", "causal", "learned", "grad", "fewer", "autocast", "documents")
 VARIED += ("cuts", "group", "channels", "activation", "window")
@@ -681,7 +681,7 @@ VARIED += ("cuts", "group", "channels", "activation", "window")
 def fixed(
     count: int = 300, implementation: str | None = None, device: str = "cpu"
 ) -> list[Case]:
-    """Return a fixed list of cases that cover many options of every operation.
+    """Return a fixed list of cases that covers many options of every operation.
 
     From many random cases, choose the cases that add most pairs of an implementation
     of an operation and a value of an option.
@@ -690,7 +690,7 @@ def fixed(
     cases = [parsed(text) for text in ALWAYS] * (implementation is None)
     for i in range(20 * count):
         c = draw(f"fixed/{i}", implementation, device)
-        if c["compiled"]:  # Compilation is slow: compile six operations once.
+        if c["compiled"]:  # Compile six operations once, because compilation is slow.
             if c["implementation"] == "efficient" and c["time"] and len(compiled) < 6:
                 cases += [c] * (c["op"] not in compiled)
                 compiled.add(c["op"])
@@ -700,7 +700,7 @@ def fixed(
         values |= {(length, c["grad"] == "none"), ("key", c["key"] > 9)}
         values |= {(c["normalize"], c["fewer"], c["edges"])}
         form = c["op"], c["implementation"]
-        if c["implementation"] == "auto":  # Under torch.func, "auto" is "chunked".
+        if c["implementation"] == "auto":  # In torch.func, "auto" runs "chunked".
             values = {(n, c[n]) for n in ("mode", "normalize", "mask", "state")}
         pool.append((c, {(*form, *value) for value in values}))
     seen: set[Any] = set()
@@ -725,7 +725,7 @@ def fails(c: Case) -> bool:
 
 def simpler(c: Case) -> Case:
     """Simplify a failing case, one option at a time, as long as it still fails."""
-    if c["compiled"]:  # Compilation is slow.
+    if c["compiled"]:  # Do not simplify a compiled case, because compilation is slow.
         return c
     for name, simplest in SIMPLEST.items():
         values = [simplest]

@@ -13,7 +13,7 @@ from fwlab.ops import _recurrence, _triton
 
 
 class Launch(NamedTuple):
-    """Hold the arguments of one call of `_triton.launch`."""
+    """Hold the arguments of a `_triton.launch` call."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -25,7 +25,7 @@ class Launch(NamedTuple):
 
 @contextmanager
 def recording(capability: tuple[int, int]) -> Iterator[list[Launch]]:
-    """Record in a list the launches for a GPU of the given compute capability."""
+    """Record the launches for a GPU of the given compute capability in a list."""
     launches: list[Launch] = []
 
     def launch(kernel, grid, *arguments, warps, stages=1, **constants):

@@ -20,7 +20,7 @@ Parts = list[Tensor]
 ACTIVATIONS: Named | Any = {"none": None, "tanh": torch.tanh, "sin": torch.sin}
 
 
-#: Operations with the loop `fast_weights`.
+#: Operations whose reference loop is `fast_weights`.
 RULES = ("sum_rule", "gated_rule", "delta_rule", "gated_delta_rule", "kimi_delta_rule")
 RULES += ("gated_delta_rule_2", "comba_rule", "implicit_delta_rule", "delta_product")
 RULES += ("rwkv7_rule",)
@@ -56,7 +56,7 @@ def fast_weights(c: Case, x: Named, state: Parts) -> Any:
     for t in range(len(q)):
         b = x["beta"][t][:, None] if "beta" in x else 1.0
         before = W
-        if "log_decay" in x:  # The memory decays before it is read.
+        if "log_decay" in x:  # Fast weights decay before they are read.
             d = x["log_decay"][t].exp()
             d = d[:, None] if d.dim() == 1 else d
             W, z = W * d[:, None], z * d
@@ -64,7 +64,7 @@ def fast_weights(c: Case, x: Named, state: Parts) -> Any:
         if op == "gated_rule":  # Eq. 52
             W, z = W * (1 - b)[..., None], z * (1 - b)
             new, more = b * new, b * more
-        elif op == "rwkv7_rule":  # W (diag(d) + a b'), then add as in the sum rule
+        elif op == "rwkv7_rule":  # W (diag(d) + a b'), plus the term of the sum rule
             moved = (before * x["a"][t][:, None]).sum(-1)
             W = W + moved[..., None] * x["b"][t][:, None]
         elif op == "gated_delta_rule_2":
@@ -132,7 +132,7 @@ def softmax_attention(c: Case, x: Named, state: Parts, real: Tensor) -> Any:
 
 
 def bias_of(c: Case, x: Named, t: int, place: int | None) -> Tensor | float:
-    """Return the bias of query t for a key; `place` is None if no window reaches it."""
+    """Return a key's bias for query t; `place` is None for a key outside windows."""
     op, s = c["op"], c["window"]
     if op == "aft_simple" or place is None:
         return 0.0

@@ -18,13 +18,13 @@ from nbval.plugin import IPyNbCell
 from PIL import Image
 
 SVG = "image/svg+xml"
-#: The tag of cells whose pictures depend on rounding errors or on a training run.
-#: Only axes, labels and legends of these pictures are compared, without ticks.
+#: The tag for cells whose pictures depend on rounding errors or on a training run.
+#: For tagged cells, only axes, labels and legends are compared, without ticks.
 LABELS_ONLY = "compare-labels-only"
-#: The largest allowed difference of coordinates, in points.
+#: The largest allowed difference between coordinates, in points.
 #: The thinnest line is 0.5 points wide; rounding in float32 moves points by 1e-4.
 NEAR = 0.1
-#: The largest allowed difference of a pixel, of 255; adjacent colours differ by 2.
+#: The largest allowed pixel difference, out of 255; adjacent colours differ by 2.
 SHADE = 3
 PIXELS = "a picture of pixels"
 COORDINATES = re.compile(r' (?:transform|x|y|width|height|viewBox|d)="[^"]*"')
@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items):
 
 
 def drawings(outputs):
-    """List the SVG pictures in the outputs of a cell, including frames of a slider."""
+    """List the SVG pictures in a cell's outputs, including the frames of sliders."""
     svgs = []
     for data in (output.get("data", {}) for output in outputs):
         coded = re.findall(
@@ -56,7 +56,7 @@ def drawings(outputs):
 
 
 def compare_outputs(cell, new, stored):
-    """Return True if outputs of a cell agree; this replaces nbval's method."""
+    """Replace nbval's comparison of a cell's outputs; return True if they agree."""
     skip = (*cell.parent.skip_compare, SVG, "text/html")
     if not IPyNbCell.compare_outputs(cell, new, stored, skip):
         return False
@@ -96,7 +96,7 @@ def labels(svg):
 
 
 def marks(svg):
-    """Yield the style and the coordinates of every mark of an SVG picture, in order."""
+    """Yield the style and the coordinates of each mark in an SVG picture, in order."""
     svg = re.sub("<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     names = {}  # The names of markers, clips, hatches and images are hashes.
 

@@ -34,7 +34,7 @@ KIMI = (
     }
 )
 BARE = {"rope_parameters": {"rope_type": "default", "rope_theta": None}}
-#: Model families: the model class, the configuration class and its options.
+#: Model families: the model class, the configuration class and the options.
 FAMILIES = {
     "qwen3_next": ("Qwen3NextForCausalLM", "Qwen3NextConfig", QWEN_EXPERTS),
     "qwen3_5": ("Qwen3_5ForCausalLM", "Qwen3_5TextConfig", QWEN),
@@ -51,7 +51,7 @@ FAMILIES = {
 
 
 def tiny(family, noise=0.0, **changes):
-    """Return a tiny random model; `noise` perturbs all weights, also those of norms."""
+    """Return a tiny random model; `noise` perturbs all weights, including norms."""
     model, config, sizes = FAMILIES[family]
     torch.manual_seed(0)
     made = getattr(transformers, model)(

@@ -23,7 +23,7 @@ SWAPPED = {
 
 
 def mutants(exercise: Exercise) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yield the description and the function of each mutant of a solution."""
+    """Yield a description and a function for each mutant of a solution."""
     tree = ast.parse(bare(exercise.reference))
     for what in _changes(tree):
         scope = dict(exercise.reference.__globals__)
@@ -40,7 +40,7 @@ def _replaced(node: ast.AST, **fields: Any) -> Iterator[None]:
 
 
 def _changes(tree: ast.AST) -> Iterator[str]:
-    """Mutate a syntax tree in place, one change at a time; yield descriptions."""
+    """Mutate a syntax tree in place, one change at a time, and yield descriptions."""
     for node in [*ast.walk(tree)]:
         said = ast.unparse(node) if isinstance(node, ast.expr) else ""
         if isinstance(node, ast.BinOp):

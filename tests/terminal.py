@@ -9,7 +9,7 @@ from fwlab import cli
 
 
 def fwlab(*arguments: str) -> tuple[int, str, str]:
-    """Run `fwlab` with these arguments; return exit code, stdout and stderr."""
+    """Run `fwlab` with `arguments`, and return the exit code, stdout and stderr."""
     out, err, code = io.StringIO(), io.StringIO(), 0
     with (
         mock.patch.object(sys, "argv", ["fwlab", *arguments]),

@@ -27,7 +27,7 @@ TEXT = torch.randint(11, (2, 9), generator=torch.Generator().manual_seed(0))
 
 
 class Opaque(nn.Module):
-    """Wrap a module to compute with the sum of its weight and `change`."""
+    """Wrap a module so that it computes with its weight plus `change`."""
 
     def __init__(self, base, change):
         super().__init__()

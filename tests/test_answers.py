@@ -34,13 +34,13 @@ DIRECTIONS = F.normalize(torch.randn(48, 8, generator=torch.Generator().manual_s
 
 
 def exponents(x, R):
-    """Return exponents of FAVOR+ features in a different order from the solution."""
+    """Return FAVOR+ exponents in a different order from the solution."""
     along = x @ R.mT
     return torch.stack([along, -along], -1).flatten(-2) - x.square().sum(-1, True) / 2
 
 
 def ablated(model, tokens, loss, part, change=torch.zeros_like):
-    """Return the losses of a model with a part of each layer ablated in turn."""
+    """Return a model's losses when `part` is ablated in one layer at a time."""
     losses = []
     for i in range(len(model.blocks)):
         hurt = deepcopy(model)
@@ -234,14 +234,14 @@ my_step ✓ H = eye(8).to(W) + 0.15 * W.mT @ W / v.square().sum(-1)[..., None, N
     m = k + k @ M.to(k).T
     return write(W, m / (m * k).sum(-1, True), 0.7 * (v - read_memory(W, k)))  # 65 are
 """
-#: Functions of fwlab that are right answers to an exercise.
+#: fwlab functions that are right answers to exercises.
 FWLAB = ["delta_layer", "dpfp", "sum_normalize", "make_batch", "fast_weight_layer"]
 FWLAB += ["mended_layer", "recomputing_backward", "conv_bias", "aft_layer"]
 FWLAB += ["stream_mean", "feedback_attention"]
 
 
 def answered(name, code):
-    """Compile the code of an answer to a function with the arguments of an exercise."""
+    """Compile an answer's code to a function with the exercise's arguments."""
     names = ", ".join(inspect.signature(EXERCISES[name].reference).parameters)
     code = textwrap.dedent(f"    {code}").replace("*inputs", names)
     with contextlib.suppress(SyntaxError):  # The answer is a function body.

@@ -57,7 +57,7 @@ class Public(NamedTuple):
 
 
 def names_of(module: str) -> list[str]:
-    """List the public names of a module, in the order of its source."""
+    """List the public names of a module in source order."""
     loaded = importlib.import_module(module)
     if hasattr(loaded, "__all__"):
         return list(loaded.__all__)
@@ -65,7 +65,7 @@ def names_of(module: str) -> list[str]:
 
 
 def defined(module: Any) -> dict[str, str]:
-    """Map each name that a module defines to the line above and the string below."""
+    """Map each defined name to the source line above it and the string below it."""
     source = inspect.getsource(module)
     found, lines = {}, source.splitlines()
     for node, after in itertools.pairwise([*ast.parse(source).body, ast.Pass()]):
@@ -114,7 +114,7 @@ CONSTANTS = [p for p in ALL if p not in CALLED]
 
 
 def doc_of(p: Public) -> str:
-    """Return the docstring of a public name, or of the method that it overrides."""
+    """Return a public name's docstring, or that of the method that it overrides."""
     if p.owner is None:
         return inspect.cleandoc(p.value.__doc__ or "")
     for base in p.owner.__mro__:
@@ -146,7 +146,7 @@ ELSEWHERE = re.compile(r"\bas (?:in|for) (?:`([\w.]+)`|(the class)\b)")
 
 
 def documented(p: Public) -> set[str]:
-    """List the argument names in a docstring and in docstrings that it refers to."""
+    """List the argument names in a docstring and in the docstrings it refers to."""
     doc = doc_of(p)
     names = {span.lstrip("*") for span in SPAN.findall(doc)}
     if dataclasses.is_dataclass(p.value):
@@ -204,7 +204,7 @@ def test_every_parameter_is_documented():
 def says_what_is_returned(p: Public) -> bool:
     annotation = inspect.signature(p.value).return_annotation
     if p.owner and isinstance(inspect.getattr_static(p.owner, p.last), property):
-        return annotation is not inspect.Signature.empty  # It needs no "Returns" line.
+        return annotation is not inspect.Signature.empty  # A property needs no Returns.
     if annotation is inspect.Signature.empty:
         return False
     return annotation is None or bool(re.search(r"\bReturns\b", doc_of(p)))
@@ -280,7 +280,7 @@ def run_example(name: str, value: Any, names: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", [n for n in ops.__all__ if n[0].islower()])
 def test_examples_run(name):
-    """The docstring of every operation has an example, which prints what it shows."""
+    """The docstring of every operation has an example with correct output."""
     run_example(name, getattr(ops, name), {"ops": ops})
 
 

@@ -19,7 +19,7 @@ TINY = {"batch": 2, "time": 20, "width": 16, "heads": 2, "window": 4, "layers": 
 
 
 def call_once(call):
-    """Call a function once, and return None for its time and its memory."""
+    """Call a function once, and return None for the time and the memory."""
     call()
     return None, None
 
@@ -44,7 +44,7 @@ def test_the_command_prints_every_row_and_writes_all(tmp_path, monkeypatch, caps
     assert [row["side"] for row in result["rows"]] == ["naive", "efficient"]
     assert all(r["peak_mib"] > 0 and r["error"] < 1e-5 for r in result["rows"])
     softmax, added = result["mixers"]
-    # Chunked rules use more operators than PyTorch's attention, which is one.
+    # Chunked rules use more operators than PyTorch's attention, which is one operator.
     assert 100 < softmax["operators"] < added["operators"]
     assert added["parameters"] == pytest.approx(softmax["parameters"], rel=0.02)
     rows = {row["layer"]: len(row["microseconds"]) for row in result["decoding"]}
@@ -55,7 +55,7 @@ def test_the_command_prints_every_row_and_writes_all(tmp_path, monkeypatch, caps
 
 
 def test_models_of_all_mixers_are_equally_large():
-    """Models of all mixers have the same size within 2 %, without position tables."""
+    """Apart from position tables, models of all mixers have equal sizes within 2 %."""
     with torch.device("meta"):
         sizes = {name: operations.new_model(name).num_parameters() for name in MIXERS}
     wanted = dict.fromkeys(MIXERS, sizes["softmax"])
@@ -91,7 +91,7 @@ def test_what_is_wrong_shows(name, at, monkeypatch):
 
 
 def test_limits_are_no_failures(monkeypatch):
-    """A case that a kernel does not support is neither right nor wrong."""
+    """A case that a kernel does not support counts as neither correct nor wrong."""
 
     def refuse(*_):
         raise Refused("too wide")

@@ -39,7 +39,7 @@ console.log(JSON.stringify(JSON.parse(readFileSync(0)).map(after)));
 
 
 def in_page(cases):
-    """Run rules in JavaScript; return the final W, or an error, of each rule."""
+    """Run rules in JavaScript, and return each rule's final W or its error."""
     command = [*program("node"), "--input-type=module", "-e", RUN, BLACKBOARD.as_uri()]
     sent = json.dumps([*cases], default=torch.Tensor.tolist)
     return json.loads(subprocess.check_output(command, input=sent, text=True))
@@ -65,7 +65,7 @@ def worst(cases):
 
 
 def drawn(seed):
-    """Return an empty memory W, and random arguments of a step for each of 7 tokens."""
+    """Return an empty W, and the random arguments of seven steps."""
     torch.manual_seed(seed)
     tokens = [
         {"n": torch.tensor(n + 1.0), "write": torch.rand(VALUE)} for n in range(7)
@@ -80,7 +80,7 @@ def drawn(seed):
 
 
 def in_fwlab(operation, tokens, fades):
-    """Return the final W of fwlab's operation for a rule of the editor."""
+    """Return the final W of the fwlab operation for a rule in the editor."""
     given = {name: torch.stack([x[name] for x in tokens]) for name in tokens[0]}
     k, beta, alphas = given["k"], given["beta"], given["alphas"]
     given |= {"ask": given["c"], "q": k, "log_decay": given["alpha"].log()}

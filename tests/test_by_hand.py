@@ -31,8 +31,8 @@ def forms(op: str) -> list[str]:
 FORMS = ("naive", "chunked", "efficient")
 both = pytest.mark.parametrize("implementation", ["naive", "efficient"])
 
-#: One step from W = (1, 2), and z = (2, 1) with a normaliser, for the query (1, 1).
-#: Each entry has the other arguments, W after the step, and the output.
+#: Steps from W = (1, 2) for the query (1, 1); with a normaliser, z = (2, 1).
+#: Each entry has the remaining arguments, W after the step, and the output.
 STEPS = {
     # W decays to (1/2, 1/2), and 2 (1, 2) is added (Eqs. 17, 25).
     "sum": (
@@ -61,13 +61,13 @@ STEPS = {
         (2.5, 3),
         11 / 7,
     ),
-    # W decays to (1/2, 2), and its first channel moves halfway from 1/2 to 1.
+    # W decays to (1/2, 2), and the first entry moves halfway from 1/2 to 1.
     "kimi_delta": (
         {"k": (1, 0), "v": [1], "beta": 1 / 2, "log_decay": (log(1 / 2), 0)},
         (0.75, 2),
         11 / 4,
     ),
-    # A fifth of 7 - 2 is written, because |k|^2 is 4.
+    # The step size is 1/5, because |k|^2 is 4, and a fifth of 7 - 2 is written.
     "implicit_delta": ({"k": (2, 0), "v": [7], "beta": 1}, (3, 2), 5),
     # The key retrieves a third of 1/2 + 1, and half of 5/2 - 1/2 is written.
     "comba": (
@@ -112,7 +112,7 @@ def test_one_step_by_hand(rule, implementation):
     given, after, read = STEPS[rule]
 
     def shaped(x):
-        """Add batch, time and head dimensions of size 1 to the numbers of one step."""
+        """Add batch, time and head dimensions of size 1 to a step's numbers."""
         x = double(x)
         several = rule == "delta_product" and x.dim()
         return x[None, None, :, None] if several else x[None, None, None]
@@ -139,7 +139,7 @@ def test_one_step_by_hand(rule, implementation):
 
 @pytest.mark.parametrize("implementation", FORMS)
 def test_appendix_a(implementation):
-    """A delta step agrees with Eq. 23, and for beta = 1 with Eq. 51."""
+    """A delta step agrees with the updates in Eq. 23 and, for beta = 1, in Eq. 51."""
     k, W = double([3, 0, 1]) / 4, double([[1, 2, 3], [-1, 0, 2]])
     v, beta = double([2, -3]), 0.25
     v_bar = W @ k
@@ -223,7 +223,7 @@ def test_feedback_attention():
 
 @both
 def test_feedback(implementation):
-    """Two steps of one layer of width 2 have known outputs (Eqs. f1, f2, f6, f7).
+    """A layer of width 2 has known outputs for two steps (Eqs. f1, f2, f6, f7).
 
     The second step attends to one memory, which has weight 1 for any key.
     """
@@ -244,7 +244,7 @@ def test_feedback(implementation):
 
     def layer(x, z):
         a, b = x[0] + 2 * z[0] - z[1], x[1] + z[0] + z[1]
-        half = (a - b) / 2  # This is the distance of a and b from their mean.
+        half = (a - b) / 2  # This is the distance of a from the mean of a and b.
         u = half / math.sqrt(half**2 + 1e-5)
         h = u * (1 + math.erf(u / math.sqrt(2))) / 2
         return a + h, b - 2 * h
@@ -261,7 +261,7 @@ def test_feedback(implementation):
 #
 # A key of log n has weight n, so every mean is a fraction.
 # Three steps have the weights 1, 2 and 3, and the values 6, 12 and 30.
-# Their gates are 1/2, 1/2 and 3/4, since the sigmoid of log n is n / (n + 1).
+# The gates are 1/2, 1/2 and 3/4, since the sigmoid of log n is n / (n + 1).
 
 Q, K = double([0, 0, log(3)]).view(1, 3, 1), double([1, 2, 3]).log().view(1, 3, 1)
 V = double([6, 12, 30]).view(1, 3, 1)
@@ -274,7 +274,7 @@ def test_aft_simple(implementation):
     y, state = ops.aft_simple(Q, K, V, return_state=True, **how)
     same(y.flatten(), [3, 5, 15])
     same(torch.cat(state).flatten(), [log(6), 20])
-    # Without the middle step, the means are 6 and (6 + 90) / 4 = 24; not causal, 24.
+    # Without step 1, the means are 6 and (6 + 90) / 4 = 24; if not causal, both are 24.
     keep = torch.tensor([[True, False, True]])
     same(ops.aft_simple(Q, K, V, key_mask=keep, **how).flatten(), [3, 0, 18])
     y = ops.aft_simple(Q, K, V, key_mask=keep, causal=False, **how)
@@ -283,7 +283,7 @@ def test_aft_simple(implementation):
 
 @both
 def test_aft_full(implementation):
-    # Weights multiply key and bias. Row 1 has 2 and 6 and (12 + 72) / 8 = 21/2.
+    # Weights are exp(key + bias). Row 1: weights 2, 6 and mean (12 + 72) / 8 = 21/2.
     # Row 2 has the weights 6, 12 and 6 and the mean (36 + 144 + 180) / 24 = 15.
     how, bias = (
         {"implementation": implementation},
@@ -297,18 +297,18 @@ def test_aft_full(implementation):
 
 @both
 def test_aft_local_and_conv(implementation):
-    # The bias is 2 for a step itself, 3 for the step before it, and 1 for older steps.
-    # The mean of row 1 is (18 + 48) / 7, and of row 2 (6 + 72 + 180) / 13.
+    # The bias is 2 for the current step, 3 for the step before, and 1 for older steps.
+    # Row 1 has the mean (18 + 48) / 7, and row 2 has the mean (6 + 72 + 180) / 13.
     how, band = {"implementation": implementation}, double([[2, 3]] * 3).log()
     y, state = ops.aft_local(Q, K, V, band, return_state=True, **how)
     same(y.flatten(), [3, 33 / 7, 387 / 26])
     # Steps 0 and 1, which have the mean 10, are older than the next window.
     same(torch.cat([state.log_sum, state.mean]).flatten(), [log(3), 10])
-    # If not causal, the next step has the bias 5: (12 + 120 + 90) / 15, 516 / 22.
+    # If not causal, the next step has bias 5; means: (12 + 120 + 90) / 15, 516 / 22.
     y = ops.aft_local(Q, K, V, double([[2, 3, 5]] * 3).log(), causal=False, **how)
     same(y.flatten(), [37 / 5, 129 / 11, 387 / 26])
     # The second head has doubled values and the biases 1 and 4.
-    # Its means are 12, (48 + 48) / 6 and (12 + 192 + 180) / 12.
+    # The means of head 2 are 12, (48 + 48) / 6 and (12 + 192 + 180) / 12.
     q, k, v = (torch.stack(x, 2) for x in ((Q, Q), (K, K), (V, 2 * V)))
     y = ops.aft_conv(q, k, v, double([[2, 3], [1, 4]]).log(), **how)
     same(y[0, ..., 0].T, [[3, 33 / 7, 387 / 26], [6, 8, 24]])
@@ -342,7 +342,7 @@ def test_normalize():
 
 
 def test_dpfp():
-    """DPFP multiplies r = (1, 2, 0, 0, 0, 3) by its rotated copies (Eq. 37)."""
+    """DPFP multiplies r = (1, 2, 0, 0, 0, 3) by rotated copies of r (Eq. 37)."""
     x = double([[1, 2, -3], [-1, -2, 3]])
     one = double([[2, 0, 0, 0, 0, 3], [0, 0, 3, 2, 0, 0]])
     two = double([[0, 0, 0, 0, 0, 6], [0, 0, 6, 0, 0, 0]])

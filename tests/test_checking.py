@@ -89,7 +89,7 @@ no_gradient = torch.no_grad()(EXERCISES["delta_step"].reference)
         ("chunked_sum", lambda q, k, v, n: (q @ k.mT).tril() @ v, "✗", "yours is"),
         # This exercise has no small example.
         ("ablate", lambda m, tokens, loss: torch.zeros(len(m.blocks)), "✗", "yours is"),
-        # Only the weights of attention are compared, so no part of the result is named.
+        # Only attention weights are compared, so no part of the result is named.
         (
             *("favor", lambda q, k, R: (3 * favor(q, k, R)[0], favor(q, k, R)[1] ** 2)),
             *("numbers differ", "yours is"),
@@ -233,7 +233,7 @@ def test_show(capsys):
         figure = show(exercise.reference, name)
         titles = {ax.get_title() for ax in figure.axes}
         assert titles == {"yours", "target", "difference"}
-    for name in ("write", "favor"):  # One compares a whole result, the other a part.
+    for name in ("write", "favor"):  # write compares a full result, favor a part.
         assert show(lambda *inputs: None, name) is None
         assert show(lambda *inputs: torch.zeros(7, 7), name) is None
         assert show(lambda *inputs: 1 / 0, name) is None

@@ -55,7 +55,7 @@ def prompt(batch=2, time=23):
 
 
 def in_double(module):
-    """Execute the source of a transformers module with float64 in place of float32."""
+    """Execute a transformers module's source with float64 in place of float32."""
     source = inspect.getsource(module).replace(".float()", ".double()")
     source = source.replace("torch.float32", "torch.float64")
     source = source.replace("torch.float)", "torch.float64)")
@@ -77,7 +77,7 @@ def test_logits(made, case):
 
 @pytest.mark.parametrize("case", sorted({*CASES} - {"qwen3_5-sees"}))
 def test_logits_and_all_gradients_in_double(made, case, tmp_path):
-    """In float64, logits and gradients of all weights agree with transformers."""
+    """In float64, logits and all weight gradients agree with transformers."""
     (single, folder), dtype = made(case), torch.float64
     twin = in_double(sys.modules[type(single).__module__])
     theirs = getattr(twin, type(single).__name__)(single.config).double().eval()
@@ -173,7 +173,7 @@ def test_greedy_text(made, case):
 
 
 def fla_weights(config):
-    """Draw random weights of a model, with the names of flash-linear-attention."""
+    """Sample random model weights with the names of flash-linear-attention."""
     generator = torch.Generator().manual_seed(0)
     width, heads, weights = config["hidden_size"], config["num_heads"], {}
 
@@ -334,7 +334,7 @@ def test_weights_stay_in_the_file(made):
 
 @torch.no_grad()
 def test_dtypes(made, tmp_path):
-    """A loaded model has the dtype of its file, or the dtype that is requested."""
+    """A loaded model has the dtype of the file, or the dtype that is requested."""
     theirs, folder = made("qwen3_5")
     half = load(folder, torch.bfloat16)
     assert {weight.dtype for weight in half.parameters()} == {torch.bfloat16}
@@ -388,7 +388,7 @@ def written(name, text):
     return lambda folder: (folder / name).write_text(text)
 
 
-#: Changes of a model folder, and the message of the error that `load` raises.
+#: Changes of a model folder, and the error message that `load` raises.
 BAD = [
     (lambda folder: (folder / "config.json").unlink(), "config.json, got no such file"),
     (written("config.json", "{"), "config.json is damaged: no JSON"),

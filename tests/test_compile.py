@@ -98,7 +98,7 @@ def test_what_no_graph_can_describe():
 
 
 def bare(x):
-    """Return a tensor of the same shape and dtype on the device "meta"."""
+    """Return a tensor of equal shape and dtype on the device "meta"."""
     return x.detach().to("meta").requires_grad_(x.requires_grad)
 
 

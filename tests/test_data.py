@@ -46,7 +46,7 @@ def server(body, status=200):
 
 @pytest.fixture
 def small(monkeypatch, tmp_path):
-    """Replace the corpus Shakespeare by 40 lines, and its cache by an empty folder."""
+    """Replace the Shakespeare corpus by 40 lines, and its cache by an empty folder."""
     pytest.importorskip("pooch")
     monkeypatch.delenv("FWLAB_DATA", raising=False)
     for name in ("NO_PROXY", "no_proxy"):
@@ -92,7 +92,7 @@ def test_no_network(small, capsys):
 
 
 def test_wrong_text_is_not_replaced_silently(small):
-    """A download with a wrong hash raises an error, unlike a missing network."""
+    """A download with a wrong hash raises an error instead of using another text."""
     with server(TEXT * 2) as url:
         small(url)
         refuses(corpus, "SHA-256", CorpusError)
@@ -117,7 +117,7 @@ def test_folder_wins(small, monkeypatch, tmp_path):
 
 
 def test_archive(small, monkeypatch, capsys):
-    """A text in a ZIP archive is unpacked and checked like any other text."""
+    """A text in a ZIP archive is unpacked, and checked like an uncompressed text."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr("wikitext-2/wiki.train.tokens", TEXT)
@@ -180,7 +180,7 @@ def test_other_texts_are_cut(tmp_path, name):
 
 
 def test_folder(tmp_path, capsys):
-    """The text files of a folder are documents, in the order of their paths."""
+    """Each text file in a folder is a document, in the order of the paths."""
     for file, text in {
         "b.txt": "bé\n",
         "a/z.txt": "z" * 20,
@@ -261,7 +261,7 @@ def test_characters():
         assert same.alphabet == characters.alphabet
 
 
-#: Numbers in English and German words.
+#: Numbers as English and German words.
 WORDS = """
 0 zero/null, 1 one/eins, 2 two/zwei, 7 seven/sieben, 10 ten/zehn, 11 eleven/elf,
 12 twelve/zwölf, 13 thirteen/dreizehn, 15 fifteen/fünfzehn, 16 sixteen/sechzehn,

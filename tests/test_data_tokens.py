@@ -70,7 +70,7 @@ TEXT = Text.of_articles("".join(ARTICLES))
 
 @pytest.fixture(params=[1, 7, 1 << 20], ids="{} characters".format)
 def size(request, monkeypatch):
-    """Set the minimum number of characters in a piece of a text."""
+    """Set the minimum number of characters in a piece of text."""
     monkeypatch.setattr("fwlab.data.texts.PIECE", request.param)
 
 
@@ -87,7 +87,7 @@ def test_documents_and_pieces(size):
 
 @pytest.mark.parametrize("before", [0, 1, 5, 17])
 def test_cut(before):
-    """`Splits.of` can cut a text anywhere, also within a line."""
+    """`Splits.of` can cut a text anywhere, even within a line."""
     documents = ("é" * before, *ARTICLES)
     whole = "".join(documents)
     cut = int(0.9 * len(whole))
@@ -149,7 +149,7 @@ class Backwards(Words):
 
 
 def test_other_files_are_never_taken(tmp_path):
-    """A token file of another text or vocabulary is never read."""
+    """A token file for another text or vocabulary is never used."""
     path = tmp_path / "tokens"
     a, b = "a b\n", "b a\n"
     ab = Words(["<eos>", "a", "b"])
@@ -175,7 +175,7 @@ def test_truncated_file(tmp_path):
     tokens, borders = token_file(text, words, path)
     whole = path.read_bytes()
     for wrong in (b"", whole[:20], whole[:-1], whole + b"\0", b"\0" + whole[1:]):
-        path.unlink()  # A mapped file remains readable.
+        path.unlink()  # A mapped file remains readable after unlinking.
         path.write_bytes(wrong)
         made = token_file(text, words, path)
         same(made, tokens, borders)
@@ -202,7 +202,7 @@ def test_empty_documents_have_no_borders():
 
 
 def documents(sizes):
-    """Return tokens of the value 100 * document + index, and document borders."""
+    """Return tokens with values 100 * document + index, and the document borders."""
     tokens = [100 * d + i for d, size in enumerate(sizes) for i in range(size)]
     return torch.tensor(tokens, dtype=torch.int16), torch.tensor([0, *sizes]).cumsum(0)
 

@@ -32,7 +32,7 @@ def test_the_functions_of_the_way_exist():
 
 
 def test_every_folder_is_drawn():
-    # The page lists the files of each recurrence, or of each of its forms.
+    # The page lists the files of each recurrence or of each variant.
     usual = {"naive.py", "chunked.py", "efficient.py", "kernels.py"}
     for names, says in test_house.ROWS:
         files = {*re.findall(r"`(\w+\.py)`", says)}
@@ -42,12 +42,12 @@ def test_every_folder_is_drawn():
             assert {path.name for path in folder.glob("*.py")} & usual == files, name
 
 
-#: The names of the functions in the table of rules.
+#: The function names in the table of rules.
 ROWS = re.findall(r"^\| \*\*.*?`(\w+)`", RULES, re.M)
 
 
 def test_every_rule_has_a_card():
-    """Every rule has a card with its year and the W of its loop after three tokens."""
+    """Every rule has a card with its year, and with the loop's W after three tokens."""
     card = r"^\[[^\n]+\]\(annotated/(\w+)\.md\) (\d+)\n.*?^<!-- memory: (\w+) -->$"
     cards = re.findall(card, RULES, re.M | re.S)
     assert [name for *_, name in cards] == ROWS and {*ROWS} == {*OPERATIONS}

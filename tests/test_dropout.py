@@ -22,7 +22,7 @@ mixers = pytest.mark.parametrize("mixer", MIXERS)
 
 
 def language_model(mixer, dropout=None):
-    """Return a language model with one dropout rate, or its default rates if None."""
+    """Return a language model with one dropout rate, or the default rates if None."""
     options = {} if dropout is None else {"dropout": dropout}
     if mixer in WITH_WEIGHTS and dropout is not None:
         options["attention_dropout"] = dropout
@@ -78,7 +78,7 @@ def test_encoder_decoder(attention):
 
 
 def dropped(model, *inputs):
-    """Call a model; return inputs and outputs of each `nn.Dropout` by name."""
+    """Call a model, and return the inputs and outputs of each `nn.Dropout` by name."""
     calls = {}
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Dropout):
@@ -159,7 +159,7 @@ def test_naive_and_efficient_drop_the_same(mixer):
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("masked", [False, True])
 def test_attention_with_dropout_is_the_same_function(kv_heads, masked):
-    """A tiny dropout rate leaves attention with mask, state and groups unchanged."""
+    """A tiny dropout rate does not change attention with a mask, a state or groups."""
     q, k, v = random(2, 9, 4, 3), random(2, 9, kv_heads, 3), random(2, 9, kv_heads, 5)
     mask = drawn_mask(2, 9, seed=1) if masked else None
     for scale in (None, 0.3):

@@ -63,7 +63,7 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def own(path: str) -> set[str]:
-    """Return fwlab's own equation numbers to which a file may refer."""
+    """Return the fwlab equation numbers that a file may refer to."""
     families = LIST["fwlab"]
     for name, family in families.items():
         if path.startswith(f"fwlab/ops/{name}/"):
@@ -94,7 +94,7 @@ def test_own_numbers_are_those_of_the_code():
 
 
 def test_every_equation_of_the_specification_is_computed():
-    """Every equation of a rule's page or naive.py has a code line with its number."""
+    """Each equation on a rule's page or in naive.py has a code line with the number."""
     for path, source in equations.sources().items():
         if equations.specifies(source):
             assert source.tags <= set(source.computed), path

@@ -11,7 +11,7 @@ import torch
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "errata.md"
 ENTRY = re.compile(r"^### .+? \{#([a-z0-9-]+)\}$", re.MULTILINE)
 CODE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-#: A pattern of code that is directly followed by its expected output.
+#: A pattern for code that is directly followed by its expected output.
 PROOF = re.compile(
     r"^```python\n((?:(?!^```).)*?)^```\n\n```text\n(.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -19,7 +19,7 @@ PROOF = re.compile(
 
 
 def entries() -> dict[str, str]:
-    """Return the text of every entry of docs/errata.md, by anchor."""
+    """Return the text of each entry in docs/errata.md, by anchor."""
     _, *parts = ENTRY.split(PAGE.read_text("utf-8"))
     return dict(zip(parts[::2], parts[1::2], strict=True))
 

@@ -58,7 +58,7 @@ def printed(name):
 
 @pytest.mark.parametrize("name", EXERCISES)
 def test_a_printed_solution_is_right(name):
-    """A printed solution is right in a new notebook, without other definitions."""
+    """A printed solution is right in a new notebook that defines nothing else."""
     exec(source := printed(name), notebook := {})
     assert len(source.splitlines()) < 50 and '"""' not in source
     right, text = verdict(notebook[name])
@@ -71,7 +71,7 @@ def test_the_solution_of_a_function_is_that_of_its_name():
 
 
 def written(rule, W, k, v, *gates):
-    """Return the memory after an fwlab operation processes one key and value."""
+    """Return W after an fwlab operation has written one key and value."""
     q, k, v, *gates = (x[None, None, None] for x in (k, k, v, *gates))
     _, state = rule(q, k, v, *gates, state=W[None, None], return_state=True)
     return state[0, 0]
@@ -99,11 +99,11 @@ def layer(x, W_q, W_k, W_v, W_beta, W_out):
 
 
 def mean(k, v, *bias, rule=ops.aft_simple):
-    """Return the means of an AFT operation, without its gate of one half."""
+    """Return the means that an AFT operation computes, before the gate of one half."""
     return 2 * rule(*(x[None] for x in (0 * k, k, v)), *bias)[0]
 
 
-#: Functions of fwlab with which solutions must agree; they share no code.
+#: fwlab functions that solutions must agree with, without sharing code.
 #: In other exercises, a property compares answers with an independent result.
 TRUTHS = {
     "gated_delta_step": lambda W, k, v, beta, decay: written(
@@ -160,7 +160,7 @@ NONE = [
 
 
 def fault(name, answer, sentence, misconception=""):
-    """Return [] if an answer fails at a property with its message, else an error."""
+    """Return [] if an answer fails with the message `sentence`, else an error."""
     right, text = verdict(answer, name)
     why = ["", "", *text.splitlines()][-2].strip()
     one = not right and text.count("✗") == 1 and f"✗ {sentence}\n" in text
@@ -205,7 +205,7 @@ def test_each_misconception_fails_where_it_stands_and_gets_its_own_sentence(name
             assert_correct(answer, name)
 
 
-#: A pattern of the small constant in the code of a misconception.
+#: A pattern for the small constant in a misconception's code.
 EPSILON = r"(?<=[=\s])1e-\d+(?=\))"
 
 

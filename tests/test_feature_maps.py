@@ -186,7 +186,7 @@ def test_random_fourier_estimates_the_gaussian_kernel():
 
 
 def test_favor_scale():
-    """Scaled features times their scale equal the features, also in gradients."""
+    """Scaled features times the scale equal the features, and so do the gradients."""
     x = (3 * random(10, 6)).requires_grad_()
     phi = FAVOR(6, 16, seed=0)
     features, scale = phi.scaled(x)

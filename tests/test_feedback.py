@@ -30,7 +30,7 @@ def sequence(time, d=6, batch=2, seed=1):
 
 @both
 def test_no_longest_memory(implementation):
-    """The number of memories is not limited to 512 or 4096, as in other libraries."""
+    """The number of memories has no limit, such as 512 or 4096 in other libraries."""
     k, v = (random(2, 5000, 1, HEADS, 3, seed=seed) for seed in (0, 1))
     run = {"heads": HEADS, "state": ops.FeedbackState(k, v, None)}
     x, w = sequence(3), small_weights(1)

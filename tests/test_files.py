@@ -55,7 +55,7 @@ def test_a_link_stays_and_its_target_is_written(tmp_path):
 
 
 def test_mode(tmp_path):
-    """A new file has the mode of the umask; an old file keeps its mode."""
+    """A new file has the mode set by the umask; a replaced file has its old mode."""
     old, new = tmp_path / "old", tmp_path / "new"
     old.touch(0o600)
     before = os.umask(0o027)
@@ -130,7 +130,7 @@ def test_results_of_the_notebooks_are_those_of_the_site():
     """The package has copies of results in docs, for notebooks without a checkout."""
     folder = ROOT / "fwlab" / "data" / "results"
     copies = sorted(folder.rglob("*.json"))
-    # Results that tools in docs/tools make for notebooks only have no other copy.
+    # Results that docs/tools makes only for notebooks have no copy in docs.
     own = {path for path in copies if path.name.startswith(("feedback-t", "qwen-"))}
     assert len(own) == 5 and len(copies) == 29
     for path in {*copies} - own:

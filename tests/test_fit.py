@@ -82,7 +82,7 @@ def test_arguments_that_do_not_fit():
 
 
 def test_loss_of_pairs():
-    """`pair_loss` smooths counts, so that 1 follows 0 in three of four pairs."""
+    """`pair_loss` smooths counts; here, 1 follows 0 with probability 3/4."""
     train, valid = torch.tensor([0, 1, 0, 1, 0]), torch.tensor([0, 1, 1])
     found = pair_loss(train.to(torch.uint8), valid.to(torch.uint8), 2)
     assert found == pytest.approx(-(log(3 / 4) + log(1 / 4)) / 2)

@@ -25,7 +25,7 @@ FORMS = [
 
 
 def problem(name: str, seed: int = 0) -> tuple[dict[str, Tensor], Tensor, dict]:
-    """Return inputs (with decays for odd seeds), a state, and options of a rule."""
+    """Return a rule's inputs (with decays for odd seeds), a state, and options."""
     generator, op = torch.Generator().manual_seed(seed), RULES[name]
     x = example(op, SIZES | {"steps": 2}, generator)
     if seed % 2:

@@ -11,7 +11,7 @@ from fwlab import ops
 
 
 def test_fixed_cases():
-    """No fixed case of the fuzzer fails; these cases are the same on every machine."""
+    """No fixed case of the fuzzer fails; every machine runs identical cases."""
     assert not fuzz.search(fuzz.fixed())
 
 

@@ -133,7 +133,7 @@ def test_forms_are_those_that_a_gpu_chose(capability):
 
 
 def test_auto_falls_back_and_says_so(capability):
-    """On a GPU, "auto" warns if it falls back to another form; on a CPU it does not."""
+    """On a GPU, "auto" warns about a fallback; on a CPU, it does not."""
     forms = ops.TABLE["delta_rule"].forms
     with pytest.warns(UserWarning, match="for float64; 'efficient' is used instead"):
         x = inputs(dtype=torch.float64)
@@ -145,7 +145,7 @@ def test_auto_falls_back_and_says_so(capability):
 
 
 def test_lengths_do_not_compile_again():
-    """Sequences of any length launch the same kernels with the same constants."""
+    """Sequences of all lengths launch equal kernels with equal constants."""
     made = []
     for time in (1000, 1024, 1025):
         with recording((9, 0)) as launches:
@@ -191,7 +191,7 @@ def test_grids_have_room(time):
 
 @pytest.fixture
 def ptxas(tmp_path, monkeypatch):
-    """Yield a function that makes Triton use a ptxas of this version."""
+    """Yield a function that makes Triton use a ptxas of a given version."""
 
     def use(version):
         path = tmp_path / version

@@ -46,7 +46,7 @@ def test_notebooks_for_students(handouts, tmp_path):
         for name in names:
             assert EXERCISES[name].task in text and f"def {name}(" in text
         assert asked([s for s in sources if "check(" in s]) == names
-        del content["metadata"]["fwlab"]  # A teacher's own handout has no such entry.
+        del content["metadata"]["fwlab"]  # Handouts by teachers lack this entry.
         own = tmp_path / path.name
         own.write_text(json.dumps(content), "utf-8")
         assert exercises_of(own) == names
@@ -54,7 +54,7 @@ def test_notebooks_for_students(handouts, tmp_path):
 
 
 def answered(path, answer):
-    """Return the code of an exported notebook with `answer` in place of each blank."""
+    """Return an exported notebook's code with `answer` in place of each blank."""
     content = json.loads(path.read_text("utf-8"))
     code = "\n".join(c["source"] for c in content["cells"] if c["cell_type"] == "code")
     for name in exercises_of(path):
@@ -64,7 +64,7 @@ def answered(path, answer):
 
 
 def test_blank_notebooks_score_nothing_and_solutions_everything(handouts, tmp_path):
-    """Blank notebooks have no right answer, and solutions in notebooks are right."""
+    """Blank notebooks have no right answers; notebooks with solutions are right."""
     firsts = {next(iter(exercises)) for exercises in TOPICS.values()}
 
     def solved(name, blank):
@@ -129,7 +129,7 @@ def test_exercises_of_ones_own(own, tmp_path):
     notebook.write_text(answer)
     said = fwlab("exercises", "grade", str(notebook), *given)[1]
     assert "1 of 1 right" in said and "raised" not in said
-    # If a file would be replaced, an export writes no file at all.
+    # An export that would replace a file writes no file at all.
     (folder / own.name).unlink()
     code, _, error = fwlab("exercises", "export", str(folder), *given)
     assert code == 2 and f"{notebook} is there" in error and "--force" in error
@@ -269,7 +269,7 @@ def test_a_notebook_deletes_the_others(own, tmp_path, kept):
 
 
 def test_children_of_a_notebook_end_with_it(tmp_path, kept):
-    """Child processes end with a notebook, in a new session only with bubblewrap."""
+    """Child processes end with a notebook; in a new session, only with bubblewrap."""
     mark = f"{time.time_ns() / 1e14:.12f}"  # The time identifies a process.
     options = {"start_new_session": True} if kept else {}
     start = f"import subprocess\nsubprocess.Popen(['sleep', '{mark}'], **{options})"
@@ -288,7 +288,7 @@ UNREADABLE = {
 
 
 def test_what_cannot_be_graded(tmp_path, monkeypatch):
-    """A file that is no notebook gets a grade; a missing package is an error."""
+    """A file that is not a notebook gets a grade; a missing package is an error."""
     for got, make in UNREADABLE.items():
         make(path := tmp_path / got.replace(" ", "-"))
         graded = grade(path, expected=["write"])

@@ -22,7 +22,7 @@ from fwlab import hf
 from fwlab.models import MIXERS
 from fwlab.training import Config, Trainer, load
 
-#: The name of the cache in outputs of transformers models.
+#: The name of the cache in the outputs of transformers models.
 CACHE = list(CausalLMOutputWithPast.__dataclass_fields__)[2]
 #: Model families that `hf.patch` changes, and options of a model with two layers.
 FAMILIES = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid", "kimi_linear")
@@ -96,7 +96,7 @@ def test_half_precision():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_documents_do_not_see_each_other(family):
-    """Logits of packed documents equal the logits of separate calls."""
+    """Logits of packed documents agree with those of separate calls."""
     hf.patch()
     model, x, lengths = tiny(family, **TWO), tokens(1, 40), [13, 27]
     borders = torch.tensor([0, 13, 40], dtype=torch.int32)
@@ -112,7 +112,7 @@ def test_packed_documents_do_not_see_each_other(family):
 
 
 def functions():
-    """Return the functions that models of transformers currently call."""
+    """Return the functions that transformers models currently call."""
     return [getattr(module, name) for module, name in hf._hooks()]
 
 
@@ -257,7 +257,7 @@ def test_resized_embeddings(tied, tmp_path):
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_trainer_with_label_smoothing(tmp_path):
-    """The Trainer of transformers computes the smoothed loss of the next tokens."""
+    """The transformers Trainer computes the smoothed loss of the next tokens."""
     model = wrapped().float()
     arguments = TrainingArguments(
         str(tmp_path),
@@ -329,7 +329,7 @@ def test_positions_are_those_that_the_model_counts():
 
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_generate(mixer):
-    """Greedy text agrees with `LanguageModel.generate`; a cache changes no beams."""
+    """Greedy text agrees with `LanguageModel.generate`; caching changes no beams."""
     model = wrapped(mixer)
     given = {"max_new_tokens": 10, "do_sample": False}
     text = model.generate(PROMPT, **given)
@@ -340,7 +340,7 @@ def test_generate(mixer):
 
 @pytest.mark.parametrize("mixer", ["delta", "softmax", ["gated-delta", "softmax"]])
 def test_padding_is_not_seen(mixer):
-    """Padding of a prompt does not change its beams."""
+    """Padding of a prompt does not change the beams."""
     model, mask = wrapped(mixer), torch.ones_like(PROMPT)
     mask[0, :2] = 0
     given = {"max_new_tokens": 8, "num_beams": 2, "do_sample": False}
@@ -351,7 +351,7 @@ def test_padding_is_not_seen(mixer):
 
 
 def test_a_cache_goes_on():
-    """A cache continues a text under both of its names, and `reset` empties a cache."""
+    """A cache continues a text under two names, and `reset` empties a cache."""
     model = wrapped()
     given = {"do_sample": False, "return_dict_in_generate": True}
     first = model.generate(PROMPT, max_new_tokens=4, **given)
@@ -387,7 +387,7 @@ def test_packed_documents():
 
 
 def test_a_configuration(tmp_path):
-    """`FwlabConfig` takes both names of a size, and keeps unknown entries."""
+    """`FwlabConfig` accepts both names of a size, and stores unknown entries."""
     config = hf.FwlabConfig(hidden_size=8, tie_word_embeddings=False, pad_token_id=3)
     assert (config.d_model, config.tied, config.pad_token_id) == (8, False, 3)
     config.note = "mine"

@@ -17,9 +17,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "fwlab"
 INSIDE = (ROOT / "docs" / "inside.md").read_text("utf-8")
 FOLDERS = re.findall(r"^- `(\w+)`", INSIDE, re.M)
-#: The folders in `ops` that docs/inside.md lists: their names and a description.
+#: Rows of docs/inside.md that describe folders in `ops`: names and a description.
 ROWS = re.findall(r"^    - ((?:`\w+`(?:, )?)+)(.*)", INSIDE, re.M)
-#: Folders as docs/inside.md lists them; each imports only from earlier ones.
+#: Folders in the order of docs/inside.md; each imports only from earlier folders.
 ORDER = [*FOLDERS, "__main__"]
 INNER = [name for names, _ in ROWS for name in re.findall(r"`(\w+)`", names)]
 INNER += ["__init__"]
@@ -38,10 +38,10 @@ def imported(path: Path) -> list[str]:
 
 
 def file_of(name: str) -> Path:
-    """Return the file of a module, or the file of the module that defines a name."""
+    """Return the file of a module, or of the module that defines a name."""
     parts = name.split(".")
     if parts[:3] == ["fwlab", "exercises", "course"] and len(parts) > 3:
-        # File names in this folder begin with the number of a notebook.
+        # File names in exercises/course begin with the number of a notebook.
         for file in (PACKAGE / "exercises" / "course").glob(f"*{parts[3]}.py"):
             if file.stem.lstrip("0123456789_") == parts[3]:
                 return file
@@ -53,7 +53,7 @@ def file_of(name: str) -> Path:
 
 
 def arrows(folder: str) -> dict[Path, set[Path]]:
-    """Map each file of a folder to the files of fwlab that it imports."""
+    """Map each file in a folder to the fwlab files that it imports."""
     return {
         path: {file_of(name) for name in imported(path) if name.startswith("fwlab")}
         for path in FILES
@@ -90,7 +90,7 @@ def test_no_circle_in_ops():
 
 
 def test_nothing_else_computes_with_the_specification():
-    """Chunked, efficient and Triton forms, and shared code, import no naive loop.
+    """Chunked, efficient, Triton and shared code imports no naive loop.
 
     Loops are only in `naive.py` and on the pages of rules.
     """

@@ -25,7 +25,7 @@ def small(op, **options):
 @pytest.mark.parametrize("transform", ["vmap", "jvp"])
 @pytest.mark.parametrize("op", EVERY)
 def test_efficient_forms_refuse_torch_func(op, transform):
-    """Under torch.func, efficient forms raise an error that names a form to use."""
+    """Under torch.func, "efficient" raises an error that names an alternative."""
     p = small(op, implementation="efficient")
     if op == "softmax_attention" and transform == "vmap":
         return  # PyTorch's kernel supports vmap.
@@ -89,7 +89,7 @@ FREE = {"scale", "seed"}
 
 @pytest.mark.parametrize("name", MADE)
 def test_the_constructor_names_a_wrong_argument(name):
-    """Errors of a constructor name an argument of a wrong type or out of range."""
+    """Errors of a constructor name arguments of a wrong type or out of range."""
     kinds = (layers, models, feature_maps)
     kind = next(getattr(module, name) for module in kinds if hasattr(module, name))
     assert kind(**MADE[name])
@@ -108,7 +108,7 @@ def test_the_constructor_names_a_wrong_argument(name):
 
 @pytest.mark.parametrize("op", EVERY)
 def test_the_operation_names_a_wrong_argument(op):
-    """Errors of an operation name a tensor of wrong type, dtype, device or shape."""
+    """Errors of an operation name tensors with a wrong type, dtype, device or shape."""
     p = small(op, dropout=1)
     first, *_ = fuzz.takes(op)
     for name, x in p.x.items():

@@ -39,8 +39,8 @@ def trained_biases(layer):
 
 
 #: Options of `FastWeightAttention(12, 4)`, and all options at once.
-#: DPFP is left out, because its features of keys of width 3 may be 0.
-#: Close to 0, sum-normalised features and half-precision results change abruptly.
+#: DPFP is left out, because all DPFP features of a key of width 3 may be 0.
+#: Results of sum normalisation and half precision change abruptly close to 0.
 OPTIONS = {
     "one-memory": {"kv_heads": 1},
     "expand_v": {"expand_v": 5 / 3},
@@ -50,7 +50,7 @@ OPTIONS = {
     "gate": {"out_gate": True},
 }
 ALL = {"kv_heads": 2, "expand_v": 2, "conv_size": 4, "out_norm": True, "out_gate": True}
-#: Options of recent models that exclude some of the options above.
+#: Options of recent models that exclude some of the options in `ALL`.
 VALUES = {"head_width": 5, "value_heads": 8, "conv_size": 3}
 GATED = {
     "out_norm": True,
@@ -138,7 +138,7 @@ def setup(make, dtype=torch.float64):
 
 @layers
 def test_prefill_and_step_are_forward(make):
-    """`prefill`, `step` and the naive form agree with `forward`, and skip padding."""
+    """`prefill`, `step` and the naive loop agree with `forward`, and skip padding."""
     layer, x = setup(make)
     whole = layer(x)
     same = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-12)
@@ -171,7 +171,7 @@ def test_step_without_gradients(make):
         _, state = layer.step(start[:, 2], state)
         wanted = layer(x), layer(torch.cat([start, other[:, :12]], 1))
         states, tokens = [state, state], (x[:, 3:], other)
-        # Alternate, because one stream could overwrite the memory of the other stream.
+        # Alternate, because one stream could overwrite the state of the other stream.
         for t in range(12):
             for i in range(2):
                 y, states[i] = layer.step(tokens[i][:, t], states[i])
@@ -276,7 +276,7 @@ def test_no_steps_change_nothing(make, masked):
 
 @all_layers
 def test_what_a_layer_refuses(make):
-    """Inputs on another device, and unknown implementations, raise an error."""
+    """Inputs on a wrong device and unknown implementations raise an error."""
     layer, x = setup(make)
     said = "expected x on cpu, like the layer's weights, got meta"
     refuses(lambda: layer(x.to("meta")), said, ValueError)
@@ -311,7 +311,7 @@ def test_favor_scale_changes_nothing(rule):
 
 @pytest.mark.parametrize("rule", ["gated_delta", "kimi_delta"])
 def test_decays_start_as_published(rule):
-    """Initial rates and steps of decays are in the ranges of Yang et al. (2024)."""
+    """Initial decay rates and step sizes are in the ranges of Yang et al. (2024)."""
     layer = FastWeightAttention(64, 32, rule=rule)
     rate = layer.gates.log_decay.log_rate.exp()
     step = torch.nn.functional.softplus(layer.gates.log_decay.bias)

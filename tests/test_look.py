@@ -24,7 +24,7 @@ def model(mixer, layers=1, **options):
     torch.manual_seed(0)
     sizes = {"heads": 2, "d_model": 12, "max_len": 16}
     made = LanguageModel(7, mixer, layers, **sizes, **options).double().eval()
-    with torch.no_grad():  # Initial models write the same at each step.
+    with torch.no_grad():  # Initial models write equal values at each step.
         for weight in made.parameters():
             weight.add_(0.3 * torch.randn_like(weight))
     return made
@@ -85,7 +85,7 @@ def test_hybrid_stacks_name_what_they_skip():
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    """Write a tiny Qwen3.5 of transformers with a tokenizer of words to a folder."""
+    """Save a tiny transformers Qwen3.5 and a tokenizer of words in a folder."""
     from published import tiny, write_tokenizer
 
     folder = tmp_path_factory.mktemp("published")
@@ -194,7 +194,7 @@ def reading(text, *cuts):
 
 
 def test_names():
-    """`occurrences` finds names at their last token, but no common or partial words."""
+    """`occurrences` finds names at the last token, but no common or partial words."""
     text = "The Adas and Ada and the other Ada: Ada."
     found = occurrences(reading(text, 3, 10, 14, 15, 32, 34, 37, 38), None)
     assert found == ("Ada", [4, 5, 8])

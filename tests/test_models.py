@@ -12,7 +12,7 @@ from fwlab.models import MIXERS, LanguageModel, Mixer
 from fwlab.models.language_model import draw
 
 HYBRID = ["gated-delta"] * 3 + ["softmax"]
-#: All options of Qwen3.5, and one option of every other kind.
+#: All options of Qwen3.5, and one option of each remaining kind.
 MODERN = {
     "mixer": HYBRID,
     "fast_weights": {"conv_size": 4, "out_norm": True, "out_gate": True},
@@ -43,7 +43,7 @@ def tokens(*shape):
 
 
 def test_a_mixer_of_a_readers_own():
-    """A user's own mixer gets its arguments by position, so it may name them freely."""
+    """A user's mixer gets arguments by position, so the user may choose any names."""
 
     class Mean(torch.nn.Module):
         def forward(self, x, *rest):
@@ -114,7 +114,7 @@ def test_generate_is_seeded(model):
 
 
 def test_top_k_draws_among_exactly_k():
-    """Top-k sampling draws from exactly k tokens, the first among equal logits."""
+    """Top-k sampling uses exactly k tokens, and the first ones among equal logits."""
     logits = torch.tensor([[0.0, 2.0, 2.0, 2.0, 1.0]]).repeat(200, 1)
     generator = torch.Generator().manual_seed(0)
     for k, wanted in ((1, [1]), (2, [1, 2]), (4, [1, 2, 3, 4]), (9, [0, 1, 2, 3, 4])):
@@ -181,7 +181,7 @@ def test_rotary_positions_need_no_table():
         m = made(mixer=HYBRID, softmax={"rope": share})
         assert m.positions is None and m.max_len is None
         assert m(tokens(1, 50)).isfinite().all()
-    # AFT-simple also requires a table of positions.
+    # AFT-simple requires a table of positions.
     assert made(mixer="aft-simple,softmax", softmax={"rope": 1}).positions is not None
 
 

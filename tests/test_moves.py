@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 
 def questions(tokens):
-    """Map the position of each `?` in a text to the answer (place, moves)."""
+    """Map the position of each `?` to the answer's place and the number of moves."""
     words = [WORDS[token] for token in tokens.tolist()]
     at, moved, asked = {}, {}, {}
     for i, word in enumerate(words):
@@ -49,7 +49,7 @@ def test_pair_differs_only_in_what_a_write_corrects():
     mixers = [pair_model(PairConfig(rule)).blocks[0].mixer for rule in ("sum", "delta")]
     for mixer in mixers:
         with torch.no_grad():
-            mixer.conv.weight.zero_()[:, -1] = 1  # Tokens are not mixed.
+            mixer.conv.weight.zero_()[:, -1] = 1  # The convolution does not mix tokens.
             mixer.gates.beta.projection.weight.mul_(100)
     x = torch.randn(1, 1, 32, generator=torch.Generator().manual_seed(0))
     states = [mixer.prefill(x)[1].memory for mixer in mixers]
@@ -62,7 +62,7 @@ def test_pair_differs_only_in_what_a_write_corrects():
 
 
 def test_train_pair(tmp_path, monkeypatch):
-    """A short run of docs/tools/pair.py writes its command, weights and result."""
+    """A short run of docs/tools/pair.py writes the command, weights and result."""
     monkeypatch.chdir(tmp_path)
     options = "--rule sum --steps 4 --eval-every 2 --eval-texts 10"
     monkeypatch.setattr(sys, "argv", ["pair.py", *options.split()])

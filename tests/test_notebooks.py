@@ -25,7 +25,7 @@ def code(book):
 
 
 def test_all_have_the_same_setup():
-    """All notebooks have the same setup cell; tests/test_setup_cell.py runs it."""
+    """All notebooks have one setup cell, which tests/test_setup_cell.py runs."""
     first = [{c.id: c.source for c in book.cells[:3]} for book in BOOKS.values()]
     assert len({cells.get("setup") for cells in first}) == 1
     assert "%pip install" in first[0]["setup"]
@@ -126,7 +126,7 @@ def test_exercises_stand_beside_their_idea(name):
 
 @pytest.mark.parametrize("name", COURSE)
 def test_predictions_are_blind(name):
-    """Each prediction comes before its result, in the same section."""
+    """Each prediction comes before the result, in the same section."""
     asked = []
     for cell in COURSE[name].cells:
         if cell.cell_type == "markdown" and re.search("^## ", cell.source, re.M):

@@ -61,7 +61,7 @@ def reset(x):
 @both
 @pytest.mark.parametrize("time", [1, 70])
 def test_states_own_their_memory(op, implementation, time):
-    """A state owns its memory, because a view would keep its base alive."""
+    """A state owns its storage, because a view would keep a larger tensor alive."""
     options = f"batch=2 time={time} heads=2 key=4 value=3 window=3 state=1"
     for grad in ("all", "none"):
         p = problem(f"op={op} {options}", implementation=implementation, grad=grad)
@@ -72,7 +72,7 @@ def test_states_own_their_memory(op, implementation, time):
 
 @pytest.mark.parametrize("op", STREAMS)
 def test_what_is_kept_for_backward(op):
-    """Memory saved for the backward pass is linear in time; naive forms save more."""
+    """Memory saved for the backward pass is linear in time; naive loops save more."""
 
     def kept(time, implementation):
         p = problem(
@@ -87,11 +87,11 @@ def test_what_is_kept_for_backward(op):
     efficient = [kept(time, "efficient") for time in (256, 512, 1024)]
     assert efficient[2] - efficient[1] <= 2.1 * (efficient[1] - efficient[0])
     assert efficient[2] < 2.1 * efficient[1]
-    # With more inputs, both forms save more tensors.
+    # With more inputs, naive and efficient implementations save more tensors.
     many = ("aft_simple", "gated_delta_rule_2", "comba_rule", "rwkv7_rule")
     ratio = 2 if op in many else 4
-    # The naive form saves at least four times as much for four times the steps.
-    # Measuring this would fill the memory of a small machine.
+    # The naive loop saves at least four times as much for four times the steps.
+    # Measuring the naive loop for 1024 steps would fill a small machine's memory.
     assert 4 * kept(256, "naive") > ratio * efficient[2]
 
 
@@ -141,7 +141,7 @@ def test_normalized_rules_do_not_see_the_scale(op, scale, implementation):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_divergence_is_never_hidden(seed):
-    """With long keys, the efficient form overflows no later than the naive form.
+    """With long keys, "efficient" overflows no later than "naive".
 
     Before an overflow, the efficient form is correct.
     """
@@ -155,7 +155,7 @@ def test_divergence_is_never_hidden(seed):
     bad = [~torch.isfinite(y).all(-1) for y in results]
     first = [int(b.nonzero()[0]) for b in bad]
     # Rounding may delay an overflow by a step.
-    assert first[0] - 64 < first[1] <= first[0] + 1  # Both steps are in one chunk.
+    assert first[0] - 64 < first[1] <= first[0] + 1  # Both overflows are in one chunk.
     assert bad[1][first[1] :].all()
     exact = ops.delta_rule(
         *(x.double() for x in (q, 3 * k, v, beta)), implementation="naive"
@@ -174,7 +174,7 @@ LIMITED = [
 @pytest.mark.parametrize("implementation", ["auto", "naive", "chunked", "efficient"])
 @pytest.mark.parametrize("name", LIMITED)
 def test_a_gate_out_of_its_range(name, implementation):
-    """A gate out of its range raises an error, except at a masked step."""
+    """A gate that is out of range raises an error, except at a masked step."""
     gate = "log_decay" if name != "implicit_delta_rule" else "beta"
     call = partial(getattr(ops, name), implementation=implementation)
     x = problem(f"op={name} batch=2 time=6 heads=2 key=3 value=3 grad=none").x
@@ -209,7 +209,7 @@ class Gain(nn.Module):
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_an_activation_with_parameters_learns(alone):
-    """Parameters of an activation get gradients, and are parameters of the layer."""
+    """An activation's parameters get gradients, and are parameters of the layer."""
     x = problem("op=fwp batch=2 time=40 heads=3 key=6 value=5").x
     x = {name: part.detach() if alone else part for name, part in x.items()}
     found = []

@@ -11,7 +11,7 @@ from fwlab import ops
 from fwlab.layers import FastWeightAttention, SoftmaxAttention
 from fwlab.models import MIXERS, LanguageModel, Mixer
 
-#: Mixers in which padding has a position; only `forward` allows it, on the right.
+#: Mixers in which padding has a position; only `forward` accepts right padding.
 REFUSED = ("aft-full", "aft-local", "aft-conv", "transformer-xl")
 OWN = {
     "with convolutions": Mixer(
@@ -22,7 +22,7 @@ OWN = {
         Mixer(lambda s: SoftmaxAttention(s.d_model, s.heads, rope=0.5)),
     ],
 }
-#: Masks with padding on the left, on the right, in between, around a token, or none.
+#: Masks: padding on the left, on the right, in between, around a token, or nowhere.
 MASKS = torch.tensor(
     [
         [0, 0, 0, 1, 1, 1, 1, 1, 1],
@@ -51,7 +51,7 @@ def model(request):
 
 
 def drawn(mask):
-    """Draw random tokens, with an invalid id at masked positions."""
+    """Sample random tokens, with an invalid id at masked positions."""
     tokens = torch.randint(11, mask.shape, generator=torch.Generator().manual_seed(0))
     return tokens.where(mask, -100)
 
@@ -86,7 +86,7 @@ def test_each_row_is_what_it_is_alone(model):
 
 @pytest.mark.parametrize("mixer", REFUSED)
 def test_padding_with_a_place_of_its_own(mixer):
-    """Padding with a position changes no earlier token; other uses raise errors."""
+    """Padding on the right changes no earlier token; unsupported uses raise errors."""
     model, text = made(mixer), drawn(MASKS[[1, 4]])
     logits = model(text, key_mask=MASKS[[1, 4]])
     close(logits[0, :5], model(text[:1, :5])[0])
@@ -195,7 +195,7 @@ def test_borders_that_do_not_fit(call, error_type, message):
     refuses(call, message, error_type)
 
 
-#: Mixers with one memory per sequence, which a new document can reset.
+#: Mixers with one state per sequence, which a new document can reset.
 PACKS = ("softmax", "aft-full", "aft-local", "aft-conv", "transformer-xl")
 PACKS = {*MIXERS} - {*PACKS, "feedback", "feedback-shared"}
 
@@ -233,7 +233,7 @@ def test_borders_of_layers_and_models():
 
 
 def test_a_packed_layer_is_one_graph():
-    """Packed documents of other lengths do not compile a new graph."""
+    """Packed documents with new lengths do not compile a new graph."""
     layer, x = FastWeightAttention(12, 3), torch.randn(1, 9, 12)
     torch.compiler.reset()
     whole = torch.compile(layer, backend="aot_eager", fullgraph=True)

@@ -25,7 +25,7 @@ def test_scores_of_what_is_known():
 
 
 def test_random_features_are_those_that_layers_use():
-    """`MEMORIES` has FAVOR+ with the features of layers, and a seed of median error."""
+    """FAVOR+ in `MEMORIES` has the features of layers, and a seed with median error."""
     stable = FAVOR(8, 64, seed=1).double()
 
     def scaled(x):
@@ -42,7 +42,7 @@ def test_random_features_are_those_that_layers_use():
 
 
 def test_trained_keys_are_orthogonal_to_any_digit_that_is_shown():
-    """Trained keys are orthogonal to all digits shown, even under `no_grad`."""
+    """Trained keys are orthogonal in all displayed digits, even under `no_grad`."""
     with torch.no_grad():
         phi = trained(eight_pairs()[0])
     assert torch.allclose(phi @ phi.T, torch.eye(8).double(), atol=1e-4)

@@ -37,7 +37,7 @@ STORED = picture()
     [
         {"salt": "b"},  # Names of markers, clips and hatches are hashes.
         {"values": (1, 3.00001, 2)},
-        {"shade": 0.503},  # This is the adjacent colour.
+        {"shade": 0.503},  # This shade is the adjacent colour.
     ],
 )
 def test_what_nobody_sees_makes_no_difference(change):
@@ -68,7 +68,7 @@ def test_of_a_training_only_labels_count():
 
 
 class Cell:
-    """Provide the attributes of a cell that nbval's comparison reads."""
+    """Provide the cell attributes that nbval's comparison reads."""
 
     parent = SimpleNamespace(skip_compare=("metadata",))
     colors = plugin.nocolors

@@ -27,7 +27,7 @@ def contrast(a, b):
 
 @pytest.mark.parametrize("page", ["#ffffff", "#121318"])
 def test_digits_of_a_matrix_stand_out(page):
-    """Digits of a matrix have enough contrast on all colours, in both themes."""
+    """Matrix digits have enough contrast on every colour, on light and dark pages."""
     figure, ax = mpl.figure.Figure(facecolor=page), None
     ax = figure.subplots()
     plots.matrix(ax, torch.linspace(-2, 2, 81)[None], "from -2 to 2", limit=1.0)

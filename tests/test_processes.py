@@ -53,7 +53,7 @@ def test_two_processes_train_as_one(start):
 
 
 def test_two_processes_continue_what_one_began(start):
-    """Two processes can continue a run that one process began with carried state."""
+    """Two processes can continue a `--carry` run that one process began."""
     options = ["--carry", "--accumulate", "2"]
     alone = start("alone", 1, *options, "--steps", "4")
     start("both", 1, *options, "--steps", "2")

@@ -206,7 +206,7 @@ numbers = itertools.count()
 
 
 def cells(*sources: str) -> dict:
-    """Execute the sources of cells as a notebook kernel does; return their names."""
+    """Execute sources of cells as a notebook kernel does; return the defined names."""
     names = {"__name__": "__main__"}
     for source in sources:
         place = f"<cell {next(numbers)}>"

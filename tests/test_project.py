@@ -32,7 +32,7 @@ def plain(W, k, v):
 
 
 def test_a_seed_is_the_same_run_alone_and_beside_others():
-    """A seed has the same results in a contest of one run and of several runs."""
+    """A seed has the same results in contests of one run and of several runs."""
     alone = contest(plain, [0.1], [1], steps=3)
     beside = contest(plain, [0.3, 0.1], [0, 1], steps=3)
     for part in ("validation", "test"):
@@ -110,7 +110,7 @@ def test_samples_say_what_was_measured():
         marks = re.findall(r"^\|.*\| (\d) \| (.*) \|$", section, re.M)
         points = [int(mark) for mark, _ in marks]
         assert f"**{sum(points)} of 10.**" in section
-        # Samples quote the rubric's words for their points.
+        # Sample grades quote the rubric's words for each number of points.
         for (_, *words), mark, (_, why) in zip(RUBRIC, points, marks, strict=True):
             assert f"*{words[mark]}*" in why
 
@@ -121,7 +121,7 @@ HEAD = "def step(W, k, v, beta):\n    "
 
 
 def test_a_rule_of_the_editor_is_a_step():
-    """A rule of the editor takes any number of heads, has gradients, and copies W."""
+    """A rule from the editor accepts any heads, is differentiable, and copies W."""
     step = from_editor(f"{HEAD}W += beta * outer(v - W @ k, k)\n    return W", beta=0.7)
     for heads in ((), (3,), (2, 3)):
         W = torch.randn(*heads, 4, 5, requires_grad=True)

@@ -210,7 +210,7 @@ def test_the_truth_is_right_and_every_mistake_is_named(name, said):
         {"a": "(phi**2).sum()"},
         {"a": "norm(phi) ** 2", "c": "torch.dot(phi, phi) * beta"},
         {"b": " 1 - phi @ phi * beta "},
-        # An answer may use an earlier blank, and functions of Python.
+        # An answer may use an earlier blank and Python functions.
         {"b": "1 - beta * a", "c": "a * beta"},
         {"a": "sum([max(x, -x) ** 2 for x in phi])"},
         {"a": "sum(phi[i] ** 2 for i in range(4))", "b": "exp(0) - beta * (phi @ phi)"},

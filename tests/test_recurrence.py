@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from fwlab.ops import _recurrence
 from fwlab.ops._recurrence import Recurrence
 
-#: Calls of `forward` and `backward` in a test, and which results are required.
+#: Calls of `forward` and `backward` in a test, with the results that are required.
 calls = []
 
 

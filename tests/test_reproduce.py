@@ -44,7 +44,7 @@ FOLDER = DOCS / "reproduce"
 
 
 def test_every_claim_is_recomputed_from_the_stored_points():
-    """The stored table of claims agrees with the claims recomputed from the points."""
+    """The stored table of claims equals the table recomputed from stored results."""
     assert hook.TABLE.read_text("utf-8") == hook.table()
 
 
@@ -80,7 +80,7 @@ def test_the_verdict_of_an_experiment():
 
 
 def test_claims_of_points_that_are_missing():
-    """A claim that lacks points is "not run", unless other points contradict it."""
+    """A claim that lacks results is "not run", unless other results contradict it."""
     assert order("", [[1.0], []]).verdict == order("", [[], []]).verdict == "not run"
     assert holds("", [], bool).verdict == "not run"
     low, high = [0.1] * 3, [0.8] * 3
@@ -131,13 +131,13 @@ def test_points_are_saved_one_by_one_and_not_run_again(tmp_path):
     assert saved["run"]["command"] == "python docs/reproduce/tiny.py --quick"
     assert saved["run"]["commit"] and saved["run"]["threads"] == 1
     assert [runs.read(i) is None for i in range(4)] == [True, True, False, True]
-    assert Runs(TINY, False, tmp_path).read(2) is None  # The full version has no point.
+    assert Runs(TINY, False, tmp_path).read(2) is None  # The full run has no result.
     with pytest.raises(ValueError, match="a point from 0 to 3, got 4"):
         runs.run(4)
 
 
 def test_a_grid_can_be_run_in_parts(tmp_path):
-    """A grid can be run in parts, even if the points of an earlier part are deleted."""
+    """A grid can be run in parts, even if results of an earlier part are deleted."""
     runs = Runs(TINY, True, tmp_path)
     one, two = runs.run(3), runs.run(2)
     assert [p["seed"] for p in runs.collect()["points"]] == [two["seed"], one["seed"]]
@@ -153,7 +153,7 @@ def test_a_grid_can_be_run_in_parts(tmp_path):
         results("tiny", True, tmp_path) == again
         and results("tiny", False, tmp_path) is None
     )
-    # Points with other settings are dropped.
+    # Results with other settings are dropped.
     changed = replace(TINY, points=lambda quick: [{**p, "S": 5} for p in tiny(quick)])
     Runs(changed, True, tmp_path).run(1)
     assert len(Runs(changed, True, tmp_path).collect()["points"]) == 1
@@ -203,7 +203,7 @@ def test_two_texts_never_mix(tmp_path):
 
 @pytest.fixture
 def command(tmp_path, monkeypatch, capsys):
-    """Return a function that runs the command of `TINY`, and returns its output."""
+    """Return a function that runs `TINY` as a command, and returns the output."""
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["x.py", *arguments, "--out", str(tmp_path)])
@@ -228,7 +228,7 @@ def test_the_command_runs_one_point_and_collects(command, tmp_path):
 
 
 def test_errors_of_the_command(command, tmp_path):
-    """The command reports errors before it computes a point."""
+    """The command reports errors before it computes a result."""
     for arguments, what in {
         "--jobs 0": "expected jobs to be at least 1, got 0",
         "--point 999": "expected a point from 0 to ",
@@ -243,7 +243,7 @@ def test_errors_of_the_command(command, tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_run_continues_where_it_was(tmp_path):
-    """After SIGKILL, workers end, finished points are kept, and a new run continues."""
+    """After SIGKILL, workers end, finished results remain, and a new run continues."""
     run = [sys.executable, FOLDER / "favor-underflow.py", "--quick"]
     run += ["--jobs", "2", "--out", str(tmp_path)]
     folder = tmp_path / ".points" / "favor-underflow.quick"
@@ -276,7 +276,7 @@ def test_a_killed_run_continues_where_it_was(tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_grid(name):
-    """Every grid has distinct points, at least three seeds, and all stored points."""
+    """Every grid has distinct runs, three or more seeds, and a run for each result."""
     for quick in (True, False):
         points = load(name).points(quick)
         assert len({json.dumps(point) for point in points}) == len(points)
@@ -315,7 +315,7 @@ def test_models_that_are_compared_are_equally_large(name, some, apart):
     assert max(sizes) < (1 + apart) * min(sizes)
 
 
-# --- A tiny point of each ---------------------------------------------------
+# --- A tiny run of each experiment ------------------------------------------
 
 TEXT = "to be, or not to be, that is the question. " * 400
 SIZES = {"layers": 1, "d_model": 16, "batch": 2, "steps": 2, "warmup": 1}
@@ -347,7 +347,7 @@ SHORT = {
 MEMORY = {"S": 4, "d_key": 4, "budget": 20}
 PROGRAMS = {"statements": 12, "batch": 2, "steps": 20, "budget": 20, "parallel": 20}
 IMAGES = {"d_model": 8, "layers": 1, "budget": 1}
-#: Experiments, settings that select a point, and settings that make it smaller.
+#: Experiments, settings that select a run, and settings that make the run smaller.
 TINY_POINTS = [
     ("erasing", {"task": "pairs, 0.3", "erased": "the key"}, {}),
     ("erasing", {"task": "source code", "erased": "the key"}, {}),
@@ -386,7 +386,7 @@ TINY_POINTS = [
 
 @pytest.mark.parametrize(("name", "some", "smaller"), TINY_POINTS)
 def test_a_tiny_point(name, some, smaller, monkeypatch):
-    """A tiny point has the fields of a stored point, and is reproducible."""
+    """A tiny run has the fields of a stored result, and is reproducible."""
     for (script, what), value in SHORT.items():
         monkeypatch.setattr(import_module(script), what, value)
     experiment, stored = load(name), results(name, True) or results(name, False)
@@ -405,7 +405,7 @@ def test_a_tiny_point(name, some, smaller, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_quick_version(name, tmp_path):
-    """The quick version gives the claims on the site the same verdicts again.
+    """The quick version reproduces the verdicts of the claims on the site.
 
     Claims with overlapping seeds may differ on another machine.
     """

@@ -17,7 +17,7 @@ USUAL = {"feedback": FeedbackTransformer, "transformer": SoftmaxAttention}
 
 
 def reached(layer):
-    """Return the pairs (i, t) where a change of input i changes output t of a layer."""
+    """Return the pairs (i, t) for which input i changes output t of a layer."""
     x = torch.randn(1, 12, 8, dtype=torch.float64)
     pairs = set()
     for changed in range(12):
@@ -36,7 +36,7 @@ def test_a_layer_sees_its_own_block_and_the_one_before(model):
     near = {(i, t) for i, t in before if t // 3 - i // 3 <= 1}
     if model == "feedback":
         assert reached(layer) == before  # Memories depend on all earlier steps.
-        layer.merge.data[1:] = -1000  # Now each memory is only an embedding.
+        layer.merge.data[1:] = -1000  # After this, each memory is only an embedding.
     assert reached(layer) == near
 
 

@@ -32,10 +32,10 @@ def test_every_key_is_asked_once_for_its_most_recent_value():
             assert max(keys) < 12 <= min(values) and max(values) < 24
             assert {keys.count(key) for key in keys} == {shows}
             assert len({*values}) == len(values)
-            memory = dict(zip(keys, values, strict=True))  # The last value counts.
+            memory = dict(zip(keys, values, strict=True))  # A key's last value counts.
             assert sorted(row[end:]) == sorted(memory)
             assert answers == [UNASKED] * end + [memory[key] for key in row[end:]]
-    # The order of pairs and of queries is random.
+    # Pairs and queries are in random order.
     tokens, wanted = recall.sequences(3000, 3, 6, 2)
     newest = (tokens[:, 11] == wanted[:, 12]).double().mean()
     again = (tokens[:, 0] == tokens[:, 2]).double().mean()
@@ -53,11 +53,11 @@ def test_sequences_of_zoology():
             assert len({*keys[:4]}) == 4 and {*keys[4:]} <= {*keys[:4]}
             assert 0 < min(keys) <= max(keys) < 128 <= min(values) <= max(values) < 256
             assert len({*values}) == len(values) and len({*keys[4:]}) == returns
-            memory = dict(zip(keys, values, strict=True))  # The last value counts.
+            memory = dict(zip(keys, values, strict=True))  # A key's last value counts.
             asked = [at for at, answer in enumerate(answers) if answer != UNASKED]
             assert {row[at]: answers[at] for at in asked} == memory
             assert len(asked) == 4 and {*asked} <= {*range(end, 64, 2)}
-        # Positions follow a power law, so that the first position is drawn most often.
+        # Positions follow a power law, so the first position is sampled most often.
         places = (batch[1] != UNASKED)[:, end::2].double().mean(0)
         assert len(places) == 28 - returns
         assert places[0] > 0.6 > 0.1 > places[-4:].mean()

@@ -23,7 +23,7 @@ from fwlab.models.retriever import Retriever, feature_map
 
 @pytest.mark.parametrize("repeat", [False, True])
 def test_the_most_recent_value_of_a_key_counts(repeat):
-    """The last value of a key is its answer; without repetition, all keys differ."""
+    """The last value of a key is the answer; without repetition, all keys differ."""
     pairs = retrieval(20, 6, 12 if repeat else 6, repeat=repeat)
     for keys, values, answers in zip(*map(torch.Tensor.tolist, pairs), strict=True):
         known = dict(zip(keys, values, strict=True))
@@ -56,7 +56,7 @@ def test_finding_nothing_costs_one_half():
 def test_training_retrieves_what_the_operation_retrieves(rule, phi, repeat):
     model = Retriever(9, 4, rule, phi).double()
     if phi.startswith("favor"):
-        model.phi.redraw = lambda seed=None: None  # Use the same features twice.
+        model.phi.redraw = lambda seed=None: None  # Use equal features twice.
     keys, values, _ = retrieval(3, 9, 18 if repeat else 9, repeat=repeat)
     queries = torch.arange(9).expand(3, -1)
     one, other = (f(keys, values, queries) for f in (model, model.retrieve))
@@ -254,7 +254,7 @@ def test_the_predictions_are_those_that_were_written_down():
 def test_the_best_memory_of_random_directions_has_the_loss_of_the_law(
     features, rank, decay, writes
 ):
-    """A memory along random directions has the loss that `law.predicted` returns."""
+    """Fast weights along random directions have the loss of `law.predicted`."""
     S, generator = 40, torch.Generator().manual_seed(1)
     torch.manual_seed(1)
     keys, values, last = law.draw_pairs(1000, S, writes)

@@ -66,7 +66,7 @@ def test_loss_and_norm_by_position(mixer):
     }
     assert found["last_loss"] == pytest.approx(losses[64], abs=1e-4)
     assert found["lowest_at"] == min(losses, key=losses.__getitem__)
-    # The sum rule divides its output by a sum of keys, so its norm is not recorded.
+    # The sum rule divides its output by a sum of keys, so W's norm is not recorded.
     norm = W.norm(dim=(2, 3)).mean().item() if mixer == "delta" else None
     assert found["last_norm"] == (norm and pytest.approx(norm, abs=1e-4))
 
@@ -114,7 +114,7 @@ def test_windows_of_every_length_have_the_same_characters(monkeypatch):
 
 
 def test_what_is_saved_for_the_backward_pass():
-    """Memory that is saved for the backward pass is proportional to the batch size."""
+    """Memory saved for the backward pass is proportional to the batch size."""
     one, two = (small(d_model=64, batch=n).saved_mib() for n in (8, 16))
     assert two == pytest.approx(2 * one, rel=0.05) and one > 0.1
 

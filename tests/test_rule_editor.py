@@ -10,7 +10,7 @@ from npm import program
 from test_blackboard import FIGURES, drawn, in_page
 
 HEAD = "def step(W, k, v, beta):\n    "
-#: Texts of rules, without `HEAD` unless they are complete, and their error messages.
+#: Texts of rules, without `HEAD` unless they are complete, and the error messages.
 MISTAKES = """
 def step(W): return W => line 1: write def step(W, k, v, beta): and nothing else
 def step(W, k, k):; return W => line 1: an input stands there twice
@@ -85,7 +85,7 @@ console.log(JSON.stringify(JSON.parse(settings).map(([seeds, setting]) => {
 })));
 """
 ROOM = {"pairs": 5, "width": 24, "length": 1, "strength": 1}
-#: Tasks by name: the number of draws, and their options.
+#: Tasks by name: the number of draws, and the options of the task.
 SETTINGS = {
     f"{task} {largest}": (5, ROOM | {"task": task, "two": largest == 2})
     for task in ("replace", "forget", "track")

@@ -87,13 +87,13 @@ class Machine:
         (self.packages / "others.pth").write_text(f"{self.others}\n")
 
     def run(self, code: str, text: str, **env: str) -> str:
-        """Run `code` with the input `text`, and return its output and errors."""
-        # Set only these variables, no other settings of the user.
+        """Run `code` with the input `text`, and return the output and errors."""
+        # Set only these variables, and none of the user's other settings.
         kept = {k: v for k, v in os.environ.items() if k in ("PATH", "OMP_NUM_THREADS")}
         kept |= {"HOME": str(self.home), "PIP_NO_INDEX": "1"}
         kept |= {"https_proxy": "http://127.0.0.1:9"}
         # For the next two options, pip reads "0" as "do not do it".
-        # Build isolation would download setuptools again; the other steps take time.
+        # Build isolation would download setuptools; the remaining steps take time.
         kept |= {"PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_WARN_CONFLICTS": "0"}
         kept |= {"PIP_NO_COMPILE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
         return subprocess.run(
@@ -114,7 +114,7 @@ class Machine:
         return Path(said.splitlines()[-1])
 
     def stop(self, cell: str = SETUP, **env: str) -> str:
-        """Run a setup cell that must fail, and return its output."""
+        """Run a setup cell that must fail, and return the output."""
         said = self.run(RUN, cell, **env)
         assert said.endswith("stopped\n"), said
         assert not list(self.packages.glob("fwlab*"))
@@ -166,7 +166,7 @@ def test_wheel_beside_the_notebook(machine, wheel):
     (machine.above / "fwlab").mkdir()
     (machine.here / "fwlab").mkdir()
     assert machine.set_up(addressed()) == machine.installed
-    # The installation has data, does not install torch, and is permanent.
+    # The installation includes data, excludes torch, and is permanent.
     assert (machine.installed.parent / "data" / "results").is_dir()
     assert not list(machine.packages.glob("torch*"))
     assert machine.set_up() == machine.installed

@@ -56,7 +56,7 @@ def test_every_mixer_trains_and_generates(tmp_path, mixer):
     trainer = Trainer(c, TEXT)
     run = list(trainer.run())
     assert run[0].loss == pytest.approx(math.log(len(trainer.vocabulary)), abs=0.3)
-    assert run[-1].val_loss < 2.7  # Frequencies alone have a loss of 3.05.
+    assert run[-1].val_loss < 2.7  # Token frequencies alone give 3.05.
     assert [p.step for p in run if p.val_loss is not None] == [10, 20]
     trainer.save(tmp_path / "model")
     loaded = load(tmp_path / "model")
@@ -130,7 +130,7 @@ def test_carried_validation_is_that_of_one_long_sequence(mixer):
 
 
 def stopped(trainer, folder):
-    """Train for five steps, save a checkpoint, and return its path."""
+    """Train for five steps, save a checkpoint, and return the path."""
     for progress in trainer.run():
         if progress.step == 5:
             break
@@ -258,7 +258,7 @@ PUBLISHED = {"wt103-small": 40e6, "wt103-medium": 90e6, "transformer-xl": 90.9e6
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets(name):
-    """Presets have their published sizes, as in the table of docs/training.md."""
+    """Presets have the published sizes, as in the table of docs/training.md."""
     preset = PRESETS[name]
     c = preset.config
     with torch.device("meta"):
@@ -335,7 +335,7 @@ def test_learning_rate():
         ({"grow_steps": 2}, "first_block and grow_steps together, got .* None"),
         ({"carry": True, "first_block": 2}, "at most, got first_block and carry"),
         ({}, r"block \+ 1 = 17 characters .* got 90 and 10"),
-        # Each of the twelve windows is in a row of its own.
+        # Each of the twelve windows is in a separate row.
         (
             {"carry": True, "block": 7, "batch": 12},
             r"\* \(block \+ 1\) = 96 .* in order, got 90",
@@ -385,7 +385,7 @@ def once(tmp_path_factory):
 
 @pytest.fixture
 def trained(once, tmp_path):
-    """Return a `Trainer` after training, and the path of a copy of its checkpoint."""
+    """Return a trained `Trainer`, and the path of a copied checkpoint."""
     trainer, path = once
     return trainer, Path(shutil.copy(path, tmp_path / "model"))
 
@@ -431,8 +431,8 @@ def test_a_damaged_checkpoint(trained, damage, message):
 def test_resume_refuses_another_text(trained):
     _, path = trained
     with pytest.raises(CheckpointError, match="trained on another text"):
-        Trainer(SMALL, TEXT[::-1], resume=load(path))  # Its characters are the same.
-    # The same text with another name continues the run.
+        Trainer(SMALL, TEXT[::-1], resume=load(path))  # The characters are equal.
+    # A text that only has a new name continues the run.
     assert Trainer(config(corpus="moved.txt"), TEXT, resume=load(path)).step == 12
 
 
@@ -462,7 +462,7 @@ RUN = [*TRAIN, "--out", "run"]
 
 @pytest.fixture
 def fwlab(monkeypatch, tmp_path):
-    """Return the command `fwlab`, which runs in a folder with a text."""
+    """Return a function that runs `fwlab` in a folder with a text."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text(TEXT)
     # Shorten samples, which take most of the time of small runs.
@@ -483,7 +483,7 @@ def result_of(folder):
 
 
 def refused(*arguments):
-    """Run a command that must fail with exit code 2; return its one-line error."""
+    """Run a command that must fail with exit code 2; return the one-line error."""
     code, out, err = terminal.fwlab(*arguments)
     assert (code, err.count("\n")) == (2, 1)
     assert err.startswith("fwlab: ") and "Traceback" not in out + err
@@ -503,7 +503,7 @@ def test_the_files_of_a_run(fwlab, tmp_path):
     assert result["curve"] == last.curve and [r[0] for r in last.curve] == [3, 6]
     assert result["validation_loss"] == last.curve[-1][-1]
     assert result["parameters"] == last.model.num_parameters()
-    assert result["state_size"] == 2 * 8 * 16  # A head has [value, DPFP features].
+    assert result["state_size"] == 2 * 8 * 16  # Each head has [value, DPFP features].
     assert 0 <= result["peak_mib"] < 2000
     rows = metrics(folder)
     assert [row["step"] for row in rows] == [2, 3, 4, 6]
@@ -521,7 +521,7 @@ def test_best_has_the_lowest_validation_loss(fwlab, monkeypatch):
 
 
 def test_resume_and_what_it_says(fwlab):
-    """Resuming rejects changed settings; more steps stretch the learning rate."""
+    """Resuming rejects changed settings; more steps stretch the learning-rate curve."""
     train = [*TRAIN, "--out", "new", "--warmup", "1", "--lr", "0.01", "--resume"]
     assert "learning rate" not in fwlab(*train)[1]
     assert "nothing to do: new already has 6 steps" in fwlab(*train)[1]
@@ -678,7 +678,7 @@ def test_plot(fwlab, run):
     assert [*validated.get_xdata()] == [3, 6]
     assert [*training.get_ydata()] == [row["loss"] for row in rows]
     with open(run / "metrics.jsonl", "a") as file:
-        file.write('{"step": 9, "lo')  # A kill cut the line.
+        file.write('{"step": 9, "lo')  # The process was killed while writing the line.
     assert metrics(run) == rows
     assert "expected a run of fwlab train in nowhere" in refused("plot", "nowhere")
 
@@ -704,7 +704,7 @@ def test_dry_run(fwlab, tmp_path):
     code, out, _ = fwlab(*TRAIN, "--dry-run")
     assert code == 0 and "of 2 windows" in out and "6 steps take" in out
     assert not (tmp_path / "runs").exists()
-    # The backward pass costs twice the forward pass; weights give a lower bound.
+    # A backward pass costs two forward passes; the weights give a lower bound.
     least = 4 * 2 * 16 * new_model(SMALL, 28).num_parameters()
     assert least < float(re.search(r"operations (\S+) per step", out)[1]) < 5 * least
 
@@ -722,7 +722,7 @@ def test_threads(fwlab, monkeypatch):
 
 
 def test_a_hybrid_stack_trains_and_generates(fwlab, tmp_path):
-    """A hybrid stack trains, and generates text with the options of its checkpoint."""
+    """A hybrid stack trains, and generates text with the checkpoint's options."""
     options = "--like kimi --conv 3 --out-norm --out-gate --beta-max 2 --rope 0.5"
     options += " --norm rms --mlp swiglu --layers 3 --mixer delta*2,softmax"
     assert fwlab(*TRAIN, *options.split())[0] == 0
@@ -737,7 +737,7 @@ def test_a_hybrid_stack_trains_and_generates(fwlab, tmp_path):
     assert isinstance(model.norm, torch.nn.RMSNorm)
     assert model.blocks[0].gate is not None
     code, out, _ = fwlab("generate", path, "--length", "40", "--seed", "1")
-    assert code == 0 and len(out) > 40  # The text exceeds a window.
+    assert code == 0 and len(out) > 40  # The text is longer than a window.
 
 
 @pytest.mark.parametrize(
@@ -767,7 +767,7 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(
 
 
 def test_what_to_type_next(fwlab):
-    """The commands that a run prints at its end work, also with a space in the path."""
+    """The commands printed at the end of a run work, even with a space in the path."""
     arguments = [*TRAIN, "--mixer", "sum,softmax", "--layers", "2", "--out", "a run"]
     _, _, said = fwlab(*arguments)[1].partition("\nnext:\n")
     commands = [shlex.split(line) for line in said.splitlines()]
@@ -813,7 +813,7 @@ def test_info(fwlab):
 
 
 def test_no_shell_ends_a_training(tmp_path):
-    """A terminal in ASCII or a closed pipe does not stop training."""
+    """An ASCII terminal or a closed pipe does not stop training."""
     (tmp_path / "text.txt").write_text("žluťoučký kůň úpěl. " * 200, "utf-8")
     train = shlex.join([sys.executable, "-m", "fwlab", *RUN])
     env = os.environ | {"PYTHONIOENCODING": "ascii"}

@@ -89,7 +89,7 @@ def test_prefill_and_step_are_forward(memory, segment, masked):
 
 
 def test_state_sizes_of_table_4():
-    """State sizes for memory plus target length agree with table 4, in millions."""
+    """State sizes for each memory and target length agree with table 4, in millions."""
     millions = []
     for memory, segment in ((15, 1), (64, 64), (128, 128), (384, 384)):
         with torch.device("meta"):
@@ -122,7 +122,7 @@ def test_gradients_through_the_state():
         ([PART, PART], r"expected state to be a SegmentState \(memory, segment, mask\), got Tensor"),
         ([(PART[0], PART, None)] * 2, r"expected state.memory of shape \[2, 0, 3, 8\].*got \[3, 3, 8\]"),
         ([(PART, PART[:1], None)] * 2, r"expected state.segment of shape \[2, 3, 3, 8\].*got \[1, 3"),
-        # These parts are longer than the memory and than a segment of this model.
+        # These parts are longer than the memory and the segment of this model.
         ([(PART.repeat(1, 2, 1, 1), PART, None)] * 2, r"state.memory .*\[2, 5, 3, 8\]"),
         ([(PART, PART.repeat(1, 2, 1, 1), None)] * 2, r"state.segment .*\[2, 4, 3, 8\]"),
         ([(PART, PART, PART)] * 2, "expected state.mask to be a bool tensor"),

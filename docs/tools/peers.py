@@ -22,7 +22,7 @@ from fwlab.feature_maps import l2_normalize
 from fwlab.models import LanguageModel
 
 ROUNDS = 5
-#: Functions to time, by name, which take no arguments.
+#: Functions without arguments that are timed, by name.
 Sides = dict[str, Callable[[], Any]]
 
 
@@ -35,7 +35,7 @@ def both_ways(call: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], Any]
 
 
 def gated_delta(batch: int, time: int, heads: int, width: int) -> Sides:
-    """Return our and Hugging Face's chunked gated delta rule, with keys of length 1."""
+    """Return chunked gated delta rules of fwlab and Hugging Face, with unit keys."""
     from transformers.models.qwen3_next import modeling_qwen3_next as peer
 
     row = (batch, time, heads, width)
@@ -54,7 +54,7 @@ def gated_delta(batch: int, time: int, heads: int, width: int) -> Sides:
 
 
 def one_token(batch: int, heads: int, width: int) -> Sides:
-    """Return the forward step of the gated delta rule, ours and Hugging Face's."""
+    """Return one forward step of the gated delta rule, for fwlab and Hugging Face."""
     from transformers.models.qwen3_next import modeling_qwen3_next as peer
 
     row = (batch, 1, heads, width)
@@ -72,7 +72,7 @@ def one_token(batch: int, heads: int, width: int) -> Sides:
 
 
 def aft_full(time: int, width: int) -> Sides:
-    """Return our AFT-full and a T x T matrix form whose keys share one maximum."""
+    """Return fwlab's AFT-full and a T x T matrix form with a maximum over all keys."""
     q, k, v = (torch.randn(4, time, width) for _ in range(3))
 
     def theirs(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ def aft_full(time: int, width: int) -> Sides:
 
 
 def normalised_sum(batch: int, time: int, heads: int, width: int) -> Sides:
-    """Return our linear attention and a chunked form differentiated by autograd."""
+    """Return fwlab's linear attention and a chunked one differentiated by autograd."""
     row = (batch, time, heads, width)
     q, k, v = (torch.randn(row) for _ in range(3))
 
@@ -120,7 +120,7 @@ def only_logits() -> nn.Module:
 
 
 def training(mixer: str, other: str) -> Sides:
-    """Return training steps of our model and of another model of the same size."""
+    """Return training steps of an fwlab model and of an equally large second model."""
     make = only_logits if other == "GPT-2" else partial(operations.new_model, other)
     return {
         "fwlab": operations.TrainingStep(partial(operations.new_model, mixer)),
@@ -129,7 +129,7 @@ def training(mixer: str, other: str) -> Sides:
 
 
 def generation(mixer: str, context: int) -> Sides:
-    """Return calls that generate one token with our model and with a cached GPT-2."""
+    """Return calls that generate a token with an fwlab model and a cached GPT-2."""
     sizes = (VOCAB, mixer, LAYERS, HEADS, D_MODEL)
     model = LanguageModel(*sizes, max_len=context + 1).eval()
     peer, text = new_gpt2(context + 1).eval(), torch.randint(VOCAB, (1, context))

@@ -27,7 +27,7 @@ CASES = {
     "plain": {"key_heads": 2, "value_heads": 2, "time": 9},
     "grouped": {"key_heads": 2, "value_heads": 4, "time": 9},
 }
-#: Names of the weights of `modern_layer`, by their names in transformers.
+#: Weight names in `modern_layer`, by weight name in transformers.
 NAMES = {
     "in_proj_qkv.weight": "W_qkv",
     "conv1d.weight": "conv",
@@ -68,7 +68,7 @@ def outputs(seed: int, sizes: dict[str, Any]) -> Any:
 
 
 def made() -> dict[str, Any]:
-    """Return the content of the JSON file: outputs of all cases, and provenance."""
+    """Return the content of the JSON file: cases with outputs, and the provenance."""
     cases = {
         name: {"seed": seed, "sizes": sizes, "outputs": outputs(seed, sizes)}
         for seed, (name, sizes) in enumerate(CASES.items())

@@ -29,7 +29,7 @@ from fwlab.fit import answer_loss, fit
 from fwlab.provenance import provenance
 
 OUT = Path(__file__).parents[2] / "fwlab" / "data" / "results" / "qwen-parts.json"
-#: Codes of the removed parts, by name in the table. Each model lacks one part.
+#: Code of the part that a model lacks, by the part's name in the table.
 PARTS = {
     "nothing": "",
     "convolution": "conv",
@@ -54,7 +54,7 @@ class Delta(nn.Module):
         self.z = nn.Linear(d, wide, bias=False)
         self.b = nn.Linear(d, heads, bias=False)
         self.a = nn.Linear(d, heads, bias=False)
-        # Start with half-lives of a few to some hundred tokens, as Gated DeltaNet does.
+        # Start with half-lives of a few to hundreds of tokens, as Gated DeltaNet does.
         A = torch.empty(heads).uniform_(1, 16)
         dt = torch.exp(torch.empty(heads).uniform_(math.log(1e-3), math.log(0.1)))
         self.A_log, self.dt = nn.Parameter(A.log()), nn.Parameter(dt.expm1().log())
@@ -85,7 +85,7 @@ class Delta(nn.Module):
 
 
 class Model(nn.Module):
-    """Build a language model from blocks of the layer and, with `mlp`, an MLP."""
+    """Build a language model from blocks of the layer and, if `mlp` is set, an MLP."""
 
     def __init__(
         self, tokens: int, layers: int, d: int, heads: int, mlp: bool, without: str
@@ -110,7 +110,7 @@ class Model(nn.Module):
 
 
 def text(length: int = 64, batch: int = 8) -> tuple[Any, Any, int]:
-    """Return functions that draw training and test windows, and the vocabulary size."""
+    """Return functions that sample training and test text, and the vocabulary size."""
     characters = corpus("shakespeare")
     letters = sorted(set(characters))
     codes = torch.tensor([letters.index(c) for c in characters])
@@ -140,7 +140,7 @@ def train(model: nn.Module, draw: Any, steps: int, seed: int, rate: float) -> No
 
 @torch.no_grad()
 def test(model: nn.Module, draw: Any, batches: int) -> dict[str, float]:
-    """Return the loss and accuracy of a model on data with a separate seed."""
+    """Return the loss and accuracy of a model on data from a separate seed."""
     generator, losses, right = Generator().manual_seed(10**6), [], []
     for _ in range(batches):
         tokens, answers = draw(generator)

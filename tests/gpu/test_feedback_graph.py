@@ -43,7 +43,7 @@ def outcome(p, state=None):
 
 
 def same(got, wanted, limit=1e-6):
-    """Assert that tensors agree up to rounding, since cuBLAS may change kernels."""
+    """Assert that tensors agree up to rounding, as cuBLAS may choose other kernels."""
     for a, b in zip(got, wanted, strict=True):
         assert torch.equal(a, b) or error(a, b) < limit
 
@@ -66,7 +66,7 @@ def graphs(monkeypatch):
 @pytest.mark.parametrize("past", [0, 5])
 @pytest.mark.parametrize("time", [16, 17, 63, 200])
 def test_graph_is_the_loop(time, past, shared, graphs, monkeypatch):
-    """Two calls with CUDA graphs agree with separate launches, also in gradients."""
+    """Outputs and gradients of two calls with CUDA graphs match separate launches."""
     p, state = make(time, shared=shared, past=past)
     with monkeypatch.context() as patch:
         patch.setattr(kernels, "PLAYED", 10**9)
@@ -102,7 +102,7 @@ def test_two_forwards_before_one_backward():
 
 
 def test_on_another_stream():
-    """On another stream, the graph waits for its inputs, and the caller for results."""
+    """On another stream, graphs wait for inputs, and the caller waits for results."""
     p, _ = make(64)
     wanted = outcome(p)
     stream = torch.cuda.Stream()
@@ -144,7 +144,7 @@ def test_memory_does_not_grow(held):
 
 
 def test_within_a_graph_of_the_caller(graphs):
-    """A caller's own CUDA graph can capture the forward pass."""
+    """A CUDA graph of the caller can capture the forward pass."""
     p, _ = make(kernels.PLAYED + 1)
     with torch.no_grad():
         wanted = run(p)

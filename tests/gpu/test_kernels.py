@@ -7,7 +7,7 @@ import fuzz
 import pytest
 import torch
 
-#: Sizes of full and partial chunks and tiles; each width has its own kernel.
+#: Sizes with full and partial chunks and tiles; each width has a separate kernel.
 RULES = [
     "time=130 heads=3 key=64 value=64",
     "time=77 heads=2 key=24 value=40",

@@ -22,7 +22,7 @@ def poison():
 
 @pytest.fixture
 def small(monkeypatch):
-    """Set 4 steps per segment and tile of AFT, and 4 memories per feedback block."""
+    """Use AFT segments and tiles of 4 steps, and feedback blocks of 4 memories."""
     from fwlab.ops.aft.simple import kernels as scan
     from fwlab.ops.aft.window import kernels as window
     from fwlab.ops.feedback import kernels as feedback

@@ -35,6 +35,6 @@ NODES = {
 
 @pytest.mark.parametrize("name", NODES)
 def test_nodes(name):
-    """Each custom operator passes PyTorch's own checks (`opcheck`)."""
+    """Each custom operator passes the checks of `torch.library.opcheck`."""
     recurrence, arguments = NODES[name]
     torch.library.opcheck(recurrence.node, (*arguments, True))

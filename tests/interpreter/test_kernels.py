@@ -16,15 +16,15 @@ FORMS = ("aft_simple", "aft_full", "aft_local", "aft_conv")
 AFT = "batch=2 heads=3 value=2 window=4 dtype=float32"
 RULE = "batch=2 heads=2 key=6 value=5 state=1"
 FEEDBACK = "batch=2 heads=2 key=4 value=5 layers=2 window=3 dtype=float32"
-#: Lengths of two tiles and a part, of two complete tiles, and of a part of one tile.
+#: Lengths of two tiles and one step, of two tiles, and of part of a tile.
 LENGTHS = ("time=9", "time=8", "time=1")
 MORE = ("state=1", "mask=some", "size=60.0")
 CASES = [f"op={op} {AFT} {n} {more}" for op in FORMS for n in LENGTHS for more in MORE]
 CASES += [f"op=aft_full {AFT} {time} causal=0" for time in LENGTHS]
-#: Cases with more channels than one program has, and windows that end in a tile.
+#: Cases with more channels than a program handles, or windows that end in a tile.
 CASES += [f"op={op} {AFT} time=3 batch=1 value=70" for op in FORMS[:3]]
 CASES += [f"op=aft_local {AFT} time=9 window={width}" for width in (1, 5, 11)]
-#: Feedback with memories per layer, shared, or without norm; odd widths; one head.
+#: Feedback cases: memories per layer, shared, or without norm; odd widths; one head.
 STACKS = [
     f"{kind} {more} {time}"
     for kind in ("", "fewer=1", "edges=1")
@@ -60,7 +60,7 @@ def test_whole_tiles(op):
 @pytest.mark.parametrize(("cores", "dtype"), [(1, "float16"), (1000, "float32")])
 @pytest.mark.parametrize("op", KERNELS)
 def test_chunks(op, dtype, cores, monkeypatch):
-    """Two complete chunks and one more step have the results of the reference loop."""
+    """Two complete chunks and one more step agree with the reference loop."""
     monkeypatch.setattr(_triton, "multiprocessors", lambda device: cores)
     agrees(f"op={op} time=33 {RULE} dtype={dtype}")
 
@@ -79,7 +79,7 @@ def test_later_keys_change_no_bit(op, small):
 
 @pytest.mark.parametrize("op", ["aft_full", "aft_local"])
 def test_windows_without_tensor_cores(op, small, monkeypatch):
-    """AFT windows are correct with and without matrix products on tensor cores."""
+    """AFT windows are correct with and without tensor cores."""
     taken, one = [], window._at
     monkeypatch.setattr(window, "_at", lambda *x: [taken.append(0), one(*x)][1])
     agrees(f"op={op} time=7 state=1 {AFT}")
@@ -124,7 +124,7 @@ def test_lengths_of_chunks(C, monkeypatch):
     ],
 )
 def test_widths(case):
-    """Kernels of wide heads are correct in the largest dtype that memory allows."""
+    """Kernels for wide heads are correct in the largest dtype that fits in memory."""
     agrees(f"{case} time=17 state=1 heads=2")
 
 
@@ -136,7 +136,7 @@ def test_divergence_is_not_hidden(time):
     k, beta = 300 * k + 1, torch.ones(q.shape[:3])
     naive = ops.delta_rule(q, k, v, beta, implementation="naive")
     y = ops.delta_rule(q, k, v, beta, implementation="triton")
-    # Where the naive form overflows, the kernel must overflow, too.
+    # Where the naive loop overflows, the kernel must overflow, too.
     lost = ~torch.isfinite(naive).all(-1).all(-1)
     assert lost.any()
     assert not torch.isfinite(y[lost]).all()
@@ -178,7 +178,7 @@ def test_negative_denominators():
 
 
 def test_a_state_that_wants_no_gradient(small, monkeypatch):
-    """If a state requires no gradient, the kernel skips gradients of its memories."""
+    """If a state requires no gradient, the kernel computes no gradient for it."""
     p = problem(f"op=feedback time=3 state=1 {FEEDBACK}")
     counts, pull = [], feedback.pull_memories
 

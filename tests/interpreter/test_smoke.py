@@ -9,7 +9,7 @@ from fwlab.ops import _triton
 
 TABLE = Path(__file__).resolve().parents[2] / "docs/results/kernels.json"
 SIZES = "implementation=triton dtype=float32 state=1 batch=2 heads=2 key=4 value=3"
-#: Cases of two chunks or tiles of four steps, and numbers of multiprocessors.
+#: Cases for every kernel, each with a number of multiprocessors; tiles have 4 steps.
 #: With many multiprocessors, a separate kernel computes the outputs.
 CASES = [
     ("op=sum_rule fewer=1 normalize=1 time=17", 1),

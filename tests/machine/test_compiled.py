@@ -97,7 +97,7 @@ def call(name: str) -> torch.Tensor:
         options |= {"normalize": "normalized" in name}
         sizes = {"key": width, "value": width} | sizes
     inputs = [
-        # Biases are parameters, which are in full precision.
+        # Biases are parameters and have full precision.
         meta(*(sizes[d] for d in dims), dtype=dtype if "batch" in dims else FP32)
         for name, dims in operation.annotated(op).names.items()
         if name not in optional
@@ -137,26 +137,26 @@ def build(launch: Launch, capability: tuple[int, int]) -> Any:
         target=GPUTarget("cuda", 10 * capability[0] + capability[1], 32),
         options=_triton.options(launch.warps, launch.stages),
     )
-    # Before compute capability 8.0, Triton would split products into scalars.
+    # Below compute capability 8.0, Triton would split matrix products into scalars.
     assert capability >= _triton.TENSOR_CORES or "tt.dot" not in made.asm["ttir"]
     # Each wait covers all products, because ptxas before 13.3 reuses registers early.
-    # The table of docs/kernels/index.md lists this error.
+    # The ptxas error is listed in a table of docs/kernels/index.md.
     waits = re.findall(r"wgmma\.wait_group\.sync\.aligned\s+(\d+)", made.asm["ptx"])
     assert set(waits) <= {"0"}, kernel.__name__
     return made
 
 
 def choose_ptxas(capability: tuple[int, int]) -> str:
-    """Select Triton's own ptxas, the newer one for Hopper GPUs; return its version."""
+    """Select one of Triton's ptxas, on Hopper the newer one, and return its version."""
     folder = Path(triton.__file__).parent / "backends/nvidia/bin"
     newer = capability[0] >= _triton.HOPPER
     knobs.nvidia.ptxas = str(folder / ("ptxas-blackwell" if newer else "ptxas"))
-    get_ptxas_version.cache_clear()  # The version is a key of Triton's cache.
+    get_ptxas_version.cache_clear()  # Triton's cache key includes the version.
     return re.search(r"V([\d.]+)", get_ptxas_version())[1]
 
 
 def uses(name: str, capability: tuple[int, int]) -> dict[str, dict[str, int]]:
-    """Return shared memory, registers and spilled bytes of each kernel of a case."""
+    """Return the shared memory, registers and spilled bytes of a case's kernels."""
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     found: dict[str, dict[str, int]] = {}
     for launch in launches(name, capability):
@@ -178,7 +178,7 @@ def uses(name: str, capability: tuple[int, int]) -> dict[str, dict[str, int]]:
 
 
 def versions() -> dict[str, str]:
-    """Return the version of Triton, and of ptxas for each compute capability."""
+    """Return Triton's version, and the version of ptxas for each compute capability."""
     found = {"ptxas, sm_{}{}".format(*target): choose_ptxas(target) for target in ALL}
     return {"triton": triton.__version__, **found}
 
@@ -199,7 +199,7 @@ def test_what_kernels_take(name, capability):
     "name", ["gated delta 64", "delta 64, few heads", "feedback 64"]
 )
 def test_offsets_beyond_32_bits(name):
-    """No kernel multiplies two runtime scalars in 32 bits, which might overflow.
+    """No kernel multiplies runtime scalars in 32 bits, because that might overflow.
 
     Steps times heads may exceed 2^31. Products of tiles are indices within a chunk, and
     the product of a scalar and a constant is the width of all heads.

@@ -27,7 +27,7 @@ SETTINGS = yaml_load((ROOT / "mkdocs.yml").read_text("utf-8"))
     for plugin in SETTINGS["plugins"]
     if "redirects" in plugin
 )
-#: JavaScript for the width of a page, including the part outside the window.
+#: JavaScript that returns a page's width, including the part outside the window.
 WIDTH = "document.documentElement.scrollWidth"
 AXE = ROOT / ".cache" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
 #: A timeout in milliseconds that is long enough for a busy machine.
@@ -47,7 +47,7 @@ asks = SimpleNamespace(
 
 
 def some(all_, *usual: str) -> list:
-    """Mark all parameters but `usual` as slow, so that `make test` skips them."""
+    """Mark all parameters except `usual` as slow, so that `make test` skips them."""
     assert {*usual} <= {*all_}
     slow = pytest.mark.slow
     return [each if each in usual else pytest.param(each, marks=slow) for each in all_]
@@ -75,7 +75,7 @@ def search(tab, query: str) -> None:
 
 
 class Page(HTMLParser):
-    """Parse a page of the site, and collect its links, resources and ids."""
+    """Parse a page of the site, and collect links, resources and ids."""
 
     def __init__(self, path: Path):
         super().__init__()

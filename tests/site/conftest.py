@@ -72,7 +72,7 @@ class Browser:
         return getattr(self.running, name)
 
 
-#: A pattern of Playwright's messages after a crash of a page or the browser.
+#: A pattern for Playwright's messages after a page or the browser has crashed.
 GONE = re.compile("playwright.*(crashed|has been closed|Connection closed)")
 
 

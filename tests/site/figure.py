@@ -85,7 +85,7 @@ class Figure:
         self.role("radio", name=name, exact=True).check()
 
     def slider(self, label: str):
-        # Match the beginning of the label, because its value may follow.
+        # Match the beginning of the label, because a value may follow it.
         return self.role("slider", name=re.compile(f"^{re.escape(label)}"))
 
     def slide(self, label: str, value: float):
@@ -111,7 +111,7 @@ class Figure:
         return self.role("button", name="Start the model")
 
     def start(self):
-        """Start the model of the figure, except on the home page, and wait for it."""
+        """Start the figure's model, except on the home page, and wait for it."""
         if self.name == "live":
             self.until("state().answers !== null")
         else:
@@ -121,7 +121,7 @@ class Figure:
 
 @pytest.fixture
 def look(browser, address):
-    """Return a function that opens a page; fail at teardown if a page logged anything.
+    """Return a function that opens a page; fail at teardown if a page logs a message.
 
     Also fail if a page requested another host. This needs no route, because OPTIONS
     prevent any page from finding another host.
@@ -158,7 +158,7 @@ def look(browser, address):
             tab.on("console", lambda m: seen.append(f"console {m.type}: {m.text}"))
             tab.on("pageerror", lambda error: seen.append(f"error: {error}"))
 
-        if base.startswith("file:"):  # Otherwise this would block the site.
+        if base.startswith("file:"):  # Over HTTP, the route would block the site.
             context.route("http*://**", lambda route: route.abort())
         context.on("requestfailed", refused)
         context.on("page", watch)
@@ -166,7 +166,7 @@ def look(browser, address):
         if script:
             tab.add_init_script(script)
         if timed:
-            # The theme's timers fail with a stopped clock, so replace its script.
+            # The theme's timers fail under a stopped clock; replace the theme's script.
             context.route("**/bundle.*.min.js", lambda r: r.fulfill(body=""))
             tab.clock.install()
         tab.goto(base + page, wait_until="load")

@@ -15,7 +15,7 @@ new PerformanceObserver((list) => {
 
 
 def shift(browser, url: str, html: str = "") -> float:
-    """Return the cumulative layout shift of a page, or of `html` at its URL."""
+    """Return the cumulative layout shift of a page, or of `html` served at its URL."""
     context = browser.new_context(**PHONE)
     if html:
         answer = {"body": html, "content_type": "text/html"}

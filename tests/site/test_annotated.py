@@ -162,7 +162,7 @@ def test_the_equation_and_its_lines_are_on_the_first_screen(look, size):
         assert box["y"] > 0 and box["y"] + box["height"] <= size[1]
 
 
-#: Functions in the same row: page, version, its function, function of the loop.
+#: Functions in one row: (page, version, its function, function of the naive loop).
 BESIDE = [
     ("delta", "chunked", "delta", "loop"),
     ("delta", "chunked", "normalized_delta", "normalized_loop"),
@@ -211,7 +211,7 @@ def test_equation_and_its_lines_light_up(look):
     versions = {place.partition("-")[0] for place in lit(tab)}
     assert versions == {"eq", "naive", "chunked", "efficient"}
     assert 0 <= tab.locator("#eq-28").bounding_box()["y"] < 900
-    # The number of an equation links to its line of code, which links back.
+    # The number of an equation links to a line of code, which links back.
     tab.locator("#eq-24 .fw-number").click()
     line = tab.url.partition("#")[2]
     assert "# Eq. 24" in tab.locator(f"#{line}").inner_text()
@@ -255,7 +255,7 @@ def test_what_matters_has_a_colour(look, scheme):
 
 @pytest.mark.parametrize("name", ["annotated/delta", LAYER])
 def test_print_shows_what_is_chosen(look, name):
-    """A printed page has no header, no clipped line, and at most 16 sheets."""
+    """A page prints on at most 16 sheets, without header and without clipped lines."""
     tab = look(f"{name}.html")
     tab.emulate_media(media="print")
     tab.set_viewport_size({"width": 1123, "height": 794})  # A4

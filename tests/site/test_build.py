@@ -107,7 +107,7 @@ def test_notebook_can_be_downloaded(site, pages, name):
     assert offered <= {*page.links}
     original = (ROOT / "notebooks" / source).read_bytes()
     assert (site / "notebooks" / "results" / source).read_bytes() == original
-    # The copy for working differs only in its empty outputs.
+    # The working copy of a notebook differs only in its empty outputs.
     working = json.loads((site / "notebooks" / "working" / source).read_bytes())
     whole = json.loads(original)
     for cell in whole["cells"]:
@@ -123,7 +123,7 @@ def test_notebook_can_be_downloaded(site, pages, name):
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_notebook_begins_with_a_picture(pages, name):
-    """A notebook's page shows one of its pictures within the first 100 words."""
+    """The page of a notebook shows a picture within the first 100 words."""
     page = pages[f"notebooks/{name}.html"]
     begin, _, rest = page.html.partition("<h1")[2].partition('<div class="nb-picture">')
     (drawing,) = re.findall('<use href="#(fig\\d+)"', rest.partition("</div>")[0])

@@ -29,7 +29,7 @@ EXAMPLES = re.findall(
 
 
 def article(site, name: str) -> str:
-    """Return the HTML of the article on a page of the site, without menus."""
+    """Return the HTML of the article on a page, without menus."""
     html = (site / name).read_text("utf-8")
     return re.search("<article.*?</article>", html, re.DOTALL)[0]
 
@@ -44,7 +44,7 @@ def cells(name: str, kind: str) -> list[str]:
 
 
 def targets(html: str, page: str) -> list[str]:
-    """Return the paths of the files to which links in the HTML of a page lead."""
+    """Return the paths of the files that a page's HTML links to."""
     links = re.findall(r'href="([^"#:]+)(?:#[^"]*)?"', html)
     folder = posixpath.dirname(page)
     return [posixpath.normpath(posixpath.join(folder, link)) for link in links]
@@ -95,7 +95,7 @@ def test_head_and_foot_of_a_notebook(site, name):
     assert linked == [f"notebooks/{stem}.html" for stem in entry["after"]]
     # Each exercise is linked by its name.
     assert len(re.findall(r'href="#(\w+)"', head)) == entry["exercises"]
-    # No other part of the page repeats these facts.
+    # The rest of the page repeats neither the time nor the prerequisites.
     words = text(html)
     assert (words.count("Time:"), words.count("Needs:")) == (0, 1)
     assert '<div class="nb-' not in html[html.index(foot) :]
@@ -110,7 +110,7 @@ def test_head_and_foot_of_a_notebook(site, name):
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_what_only_draws_is_folded(site, name):
-    """The code of a cell that only draws is folded, and its picture stays visible."""
+    """Code that only draws is folded, but the picture stays visible."""
     first = [source.splitlines()[0] for source in cells(name, "code")]
     wanted = [line[2:].rstrip(".") for line in first if line.startswith("# Draws ")]
     html = article(site, f"notebooks/{name}.html")
@@ -124,7 +124,7 @@ def test_what_only_draws_is_folded(site, name):
 
 
 def test_the_map_is_the_page(site):
-    """The course map links to every notebook, names its prerequisites, and is short."""
+    """The course map links to every notebook, names prerequisites, and is short."""
     html = article(site, "course.html")
     drawing = html[html.index('class="course-map"') : html.index("In words:")]
     assert targets(drawing, "course.html") == [f"notebooks/{n}.html" for n in NOTEBOOKS]
@@ -147,7 +147,7 @@ def test_map_can_be_read_on_a_phone(look):
 
 
 def test_every_exercise_has_a_row(site):
-    """The exercises page has a row per exercise with its link, difficulty and time."""
+    """The exercises page has a row with link, difficulty and time for each exercise."""
     rows = re.findall("<tr>(.*?)</tr>", article(site, "exercises.html"), re.DOTALL)[1:]
     for row, exercise in zip(rows, EXERCISES.values(), strict=True):
         assert f'href="notebooks/{exercise.notebook}.html#{exercise.name}"' in row
@@ -174,7 +174,7 @@ def test_examples_print_what_the_page_says(request):
             assert out.getvalue().rstrip() == said.rstrip()
             compared += 1
     assert compared == 7
-    # The new exercise of the page accepts right answers and rejects wrong answers.
+    # The exercise that the page defines accepts right and rejects wrong answers.
     assert_correct(session["read"], "read")
     with pytest.raises(AssertionError, match="column 0 of W"):
         assert_correct(lambda W, q: W[:, 1], "read")

@@ -25,7 +25,7 @@ def vector(*entries: float) -> torch.Tensor:
     return torch.tensor(entries, dtype=torch.float64)
 
 
-# The essay writes these facts in order, each as (name, key, place).
+# The essay writes facts in order, each as (name, key, place).
 NORA, MAX, CLOSE, PIA = (0.8, 0.6), (-0.6, 0.8), (0.0, 1.0), (0.28, 0.96)
 LONG = (1.2, 0.9)
 HOME, MAX_AT, MOVED, PIA_AT = (1, 0.5), (-1, 1), (0.5, -1), (0.8, 0.3)
@@ -91,7 +91,7 @@ def known(step: str) -> tuple[set, set]:
     for writes in range(1, len(facts) + 1):
         for key in keys:
             x, y = reading(step, key, writes)
-            # Add each reading, its half (with a normaliser of 2), and its errors.
+            # Add each retrieved value, half of it (normaliser 2), and its errors.
             vectors |= {(x, y), (x / 2, y / 2)}
             vectors |= {(at[0] - x, at[1] - y) for _, k, at in facts if k == key}
     plain = {*chain(*vectors), *after(step).flatten().tolist(), 0, 1, 2, 1 - 2, last}
@@ -129,7 +129,7 @@ def test_numbers_of_the_text():
 
 
 def test_the_picture_computes_what_fwlab_does(fresh):
-    """The picture and the table of the essay show the memory and readings of fwlab."""
+    """The essay's picture and table show fwlab's fast weights and retrieved values."""
     figure = fresh("essay")
     for step, (rule, facts, _) in STORY.items():
         shown, words, table = figure.ask(asks.ESSAY, step)
@@ -238,7 +238,7 @@ def test_without_scripts_each_step_has_a_picture(look):
 
 
 def test_on_paper_and_in_a_low_window_each_step_has_a_picture(fresh):
-    """In print and at 200 % zoom, each step of the essay has its own picture."""
+    """In print and at 200 % zoom, each step of the essay has a separate picture."""
     figure = fresh("essay")
     assert figure.ask(asks.PICTURES) == ["moving"]
     figure.tab.emulate_media(media="print")

@@ -27,7 +27,7 @@ def test_a_memory_is_filled_and_emptied_by_keyboard(fresh):
 
 
 def test_a_key_is_turned_and_overwritten(fresh):
-    """Each arrow key turns a key vector to the direction of the arrow."""
+    """Each arrow key turns a key vector towards the direction of the arrow."""
     figure = fresh("memory")
     assert "Before B was written, A read (0.90, 0.80)." in figure.words()
     figure.press("Overwrite a key")
@@ -48,7 +48,7 @@ def test_a_key_on_an_axis_has_no_features(fresh):
 
 
 def test_a_bias_is_chosen_by_press_and_by_keys(fresh):
-    """Clicks and arrow keys select a bias, which keeps its value in other AFT forms."""
+    """Clicks and arrow keys select a bias; the AFT form does not change its value."""
     figure = fresh("biases")
     figure.css("td[aria-selected=true]").press("ArrowLeft")
     figure.tab.keyboard.press("ArrowDown")
@@ -173,7 +173,7 @@ def test_a_puzzle_is_solved_by_hand(fresh):
     pick(puzzles, "swap")
     assert puzzles.words() == "Still blank: a=, b=, swap, a?, b?."
     fill(puzzles, {"a=: key": "1 0", "a=: value": "x"})
-    # The matrix and the readings are shown before all rows are complete.
+    # The matrix and retrieved values are visible before all rows are complete.
     assert puzzles.texts(".fw-tape > div:first-child i") == ["3", "0", "1", "0"]
     fill(puzzles, {"b=: key": "0 1", "b=: value": "x", "a?: query": "1 0"})
     assert puzzles.texts(".fw-tape em") == ["3,1", "→ 3,1"]
@@ -211,7 +211,7 @@ HEAD = "def step(W, k, v, beta):\n    "
 
 def judged(figure, body):
     """Type a rule into the editor, and return the score that the figure shows."""
-    figure.css("textarea").fill(HEAD + "return W")  # This rule leaves the memory empty.
+    figure.css("textarea").fill(HEAD + "return W")  # This rule leaves W empty.
     figure.until_it_says("Yours: 0")
     figure.css("textarea").fill(HEAD + body)
     figure.until("words().startsWith('Yours: ') && !words().startsWith('Yours: 0')")
@@ -278,7 +278,7 @@ def test_what_edit_replaces_comes_back(fresh):
 
 
 def test_ten_rules_fail_where_the_page_says(fresh):
-    """Each of the ten rules reads the expected number of keys correctly."""
+    """Each of the ten rules recalls the expected number of values correctly."""
     figure = fresh("ten", motion="reduce")
     figure.slider("Token").fill("8")
     said = figure.css(".fw-panel-reads").all_inner_texts()

@@ -51,7 +51,7 @@ def written(rule: str, k, v, beta: float = 1):
 
 
 def memory(compute):
-    """Yield W and all readings for each rule, from the figure and from fwlab."""
+    """Yield each rule's W and retrieved values, from the figure and from fwlab."""
     places = [(45, [0.9, 0.8]), (65, [-1, 0.5]), (140, [0.6, -1])]
     pairs = [{"degrees": angle, "value": value} for angle, value in places]
     settings = [("delta", 1), ("delta", 0.35), ("gated", 0.6), ("sum", 1)]
@@ -82,7 +82,7 @@ def dpfp(compute):
 
 
 def capacity(compute):
-    """Yield losses for numbers of pairs; no loss is below the bound `law`."""
+    """Yield the loss for each number of pairs, which is never below the bound `law`."""
     settings = [(16, 1, "random"), (4, 3, "orthogonal")]
     states = [dict(zip(("width", "nu", "kind"), x, strict=True)) for x in settings]
     for (_, nu, _), shown in zip(settings, compute(states), strict=True):
@@ -99,7 +99,7 @@ def capacity(compute):
 
 
 def forgets(compute):
-    """Yield the values that five memories read for every key."""
+    """Yield the values that four rules and softmax attention retrieve for each key."""
     many = " ".join(f"k{i}=v{i % 7}" for i in range(20))
     states = [
         {"width": 16, "beta": 0.8, "decay": 0.95},
@@ -134,7 +134,7 @@ def forgets(compute):
 
 
 def biases(compute):
-    """Yield the outputs and weights of each form of AFT, from the figure and fwlab."""
+    """Yield the outputs and weights of each AFT variant, from the figure and fwlab."""
     states = [{"form": form} for form in ("conv", "local", "full", "simple")]
     for shown in compute(states):
         w, seen = (double(shown[x]).nan_to_num() for x in ("bias", "weights"))
@@ -196,7 +196,7 @@ def test_a_figure_computes_what_fwlab_does(tmp_path, case):
 
 
 def test_feedback_shows_what_reads_what(tmp_path):
-    """The figure marks all states on which a chosen state depends, in both models."""
+    """In each model, the figure marks all states that the chosen state depends on."""
     layers, steps = range(4), range(1, 7)
     chosen = [(l, t) for l in layers[1:] for t in steps]
     ask = "given.map((chosen) => figure.compute({ chosen, drawn: 99 }))"
@@ -222,7 +222,7 @@ def test_feedback_shows_what_reads_what(tmp_path):
 
 
 def weights(path: str) -> tuple[dict, dict]:
-    """Read the metadata of the model and the tensors from a weight file."""
+    """Read a model's metadata and tensors from a weight file."""
     with safe_open(FIGURES / f"{path}.safetensors", framework="pt") as file:
         about = json.loads(file.metadata()["model"])
         return about, {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
@@ -297,7 +297,7 @@ def test_shakespeare_reads_as_pytorch_does(fresh, rule):
 @pytest.mark.parametrize("mixer", WEB_MIXERS)
 @torch.no_grad()
 def test_an_exported_model_runs_in_a_page(tmp_path, mixer):
-    """JavaScript runs an exported model in float16; other mixers cannot be exported."""
+    """JavaScript runs an exported model in float16; unsupported models raise errors."""
     config = Config(mixer=mixer, layers=2, heads=2, d_model=8)
     made, tokens = new_model(config, 4), [0, 3, 1, 1, 2]
     run = Checkpoint(made, Characters("abcd"), config, 1, {}, [], "")
@@ -327,7 +327,7 @@ PUZZLES = tomllib.loads((FIGURES / "puzzles.toml").read_text("utf-8"))
 
 
 def judged(answers: list, folder) -> list[dict]:
-    """Return the page's verdicts on answers, each a (puzzle name, rows) pair."""
+    """Return the page's verdict on each answer, which is a (puzzle name, rows) pair."""
     ask = "given.map(([name, answer]) => figure.judge(name, answer))"
     return computed("puzzles", ask, answers, folder)
 
@@ -340,7 +340,7 @@ def test_answers_to_puzzles_are_right(tmp_path):
         assert verdict["says"].endswith(f"Nothing smaller exists: {puzzle['why']}.")
 
 
-#: Wrong answers: a puzzle, changed cells of its answer, and the page's message.
+#: Wrong answers: a puzzle, the changed cells of the answer, and the page's message.
 MISTAKES = """
 keep; a=, key: one => ✗ a=, key: expected numbers such as 1, 0.5, 1/2 or √3,
 keep; a=, key: 1 0 => need the same length; there are 2 and 1.

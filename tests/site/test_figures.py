@@ -10,15 +10,15 @@ from figure import Figure, near, page_of, parted
 NAMES = figures.names()
 DESK, PHONE = (1280, 800), (390, 844)
 each_figure = pytest.mark.parametrize("name", NAMES)
-#: Controls, by their first letters, that may leave a figure's sentence unchanged.
-#: The sentence does not describe the effects of these controls.
+#: First letters of controls that may leave a figure's sentence unchanged.
+#: A figure's sentence does not describe the effects of its silent controls.
 SILENT = {
     "capacity": ("New draw",),
-    "forgets": ("Decay of gated delta", "Keys change"),  # These are chosen at first.
+    "forgets": ("Decay of gated delta", "Keys change"),  # Initially selected options.
     "live": ("Tell both", "Or type"),
     "memory": ("Key", "New key"),
     "puzzles": ("0 Keep", "a", "b", "copy", "Hint"),
-    # After the first control, the text is no rule, so later changes have no result.
+    # The first control makes the text invalid, so later controls change nothing.
     "write": (
         *("Pairs", "Width", "Strength", "Length", "β", "Token", "Edit", "Undo"),
         *("Replace", "Forget", "Track", "what each", "W"),
@@ -61,7 +61,7 @@ def test_without_scripts(look):
         pictures = figure.locator(".fw-picture:not(details *)").all()
         assert pictures and all(picture.is_visible() for picture in pictures), name
         assert len(figure.locator(".fw-words").inner_text()) > 80, name
-        # Controls do nothing without scripts, so none is shown.
+        # Controls do nothing without scripts, so no control is visible.
         controls = "button, input, [role=slider], [role=button]"
         assert figure.locator(controls).count() == 0, name
 
@@ -86,7 +86,7 @@ def test_for_all_readers(fresh, name, size):
         fingers(figure)
     else:
         by_keyboard(figure)
-    if name not in ("live", "shakespeare", "essay"):  # These are taller than a screen.
+    if name not in ("live", "shakespeare", "essay"):  # These figures exceed a screen.
         control = figure.css(".fw-controls, .fw-handle").first
         assert control.evaluate(asks.TOGETHER, "svg:not(details svg), .fw-main")
     # Make the window as high as the figure.
@@ -137,7 +137,7 @@ def test_weights_come_on_first_use(fresh, look, site, name):
     """A figure fetches its weights on first use; the home page fetches them at once."""
     figure = fresh(name, motion="reduce")
     assert name == "live" or figure.fetched() == []
-    # Before the model starts, the static picture is shown.
+    # Before the model starts, the static picture is visible.
     assert figure.css(".fw-picture").first.is_visible()
     figure.start()
     assert sorted(figure.fetched()) == MODELS[name]
@@ -148,13 +148,13 @@ def test_weights_come_on_first_use(fresh, look, site, name):
 
 
 def test_weights_of_another_rule(fresh):
-    """If weights cannot be fetched, the page says so and keeps the current rule."""
+    """If weights cannot be fetched, the page says so and does not change the rule."""
     figure = fresh("shakespeare")
     figure.start()
     sum_rule, delta_rule = (figure.role("radio", name=n) for n in ("sum", "delta"))
     weights = "**/shakespeare/sum.safetensors"
     figure.tab.context.route(weights, lambda r: r.fulfill(status=204))
-    # Do not call check(): the choice may be undone before playwright reads it.
+    # Do not call check(): the page may undo the choice before playwright reads it.
     sum_rule.click()
     figure.until_it_says("did not come")
     assert delta_rule.is_checked() and figure.state()["rule"] == "delta"

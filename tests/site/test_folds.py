@@ -33,7 +33,7 @@ FIRST, SECOND, *_ = predicted(ROOT / "notebooks" / f"{STEM}.ipynb")
 
 
 def kept(tab) -> list[str]:
-    """Return the progress of the reader from the browser's local storage."""
+    """Return the reader's progress from the browser's local storage."""
     return json.loads(tab.evaluate("localStorage.getItem('fwlab.progress')") or "[]")
 
 
@@ -51,7 +51,7 @@ def buttons(tab):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_every_answer_is_folded_after_its_question(site, path):
-    """Each answer, and the rest of its section, is folded after the question."""
+    """Each answer and the rest of its section are folded below the question."""
     html = (site / "notebooks" / f"{path.stem}.html").read_text("utf-8")
     article = BeautifulSoup(html, "lxml").find("article")
     forms = {
@@ -145,10 +145,10 @@ def test_a_part_opens_for_who_is_sent_there(look):
         expect(tab.locator(f"#deep{i}")).to_be_in_viewport()
     # A part that was opened by a link is not stored as answered.
     assert kept(tab) == []
-    # Browsers send this event when they find words in a hidden part.
+    # Browsers send this event when a search finds words in a hidden part.
     parts(tab).nth(2).dispatch_event("beforematch")
     assert is_open(tab)[:3] == [True, True, True]
-    # Only the section that was found is opened, not others with the same word.
+    # Only the section that was found opens, not every section with the word.
     section = parts(tab).nth(2).get_attribute("data-section")
     for place, opened in ((f"#{section}", [False, False, True]), ("", [True] * 3)):
         tab.goto(f"{page}?h=answer{place}", wait_until="load")

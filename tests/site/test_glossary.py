@@ -39,7 +39,7 @@ def test_an_explanation_is_seen_on_focus_and_leads_to_its_entry(look):
     expect(tab.locator(".md-tooltip2", has_text=said)).to_be_visible()
     other = tab.locator("a.fw-term").nth(1)
     said = other.get_attribute("title")
-    other.tap()  # The first tap explains; the second follows the link.
+    other.tap()  # The first tap explains the term; the second tap follows the link.
     expect(tab.locator(".md-tooltip2", has_text=said)).to_be_visible()
     other.tap()
     tab.wait_for_url("**/notation.html#term-*")

@@ -6,7 +6,7 @@ from figure import Figure
 
 @pytest.fixture
 def home(fresh):
-    """Open the home page without motion, and wait for the answers of its models."""
+    """Open the home page with reduced motion, and wait for its models' answers."""
     figure = fresh("live", motion="reduce")
     figure.until("state().answers !== null")
     return figure
@@ -32,7 +32,7 @@ def test_first_screen_has_promise_models_and_three_ways_on(look, size):
     shown = [
         *[tab.locator(f"article {part}") for part in ("h1", ".fw-lead")],
         *ways.all(),
-        # The next lines are the moves, matrices, answers, and the next move.
+        # The lines below are the moves, matrices, answers and the button for a move.
         *[home.css(part).first for part in (".fw-pair p", ".fw-memories", "table")],
         home.starter(),
     ]
@@ -72,7 +72,7 @@ def test_one_press_shows_the_difference(home):
 
 
 def test_a_name_asks(home):
-    """A press on a name shows the value read for it; a second press hides the value."""
+    """A press on a name shows the value that it retrieves; a second press hides it."""
     pictures = "all('canvas').map((e) => e.toDataURL()).join() + words()"
     before = home.ask(pictures)
     button = home.role("button", name="Ask where Dan is")

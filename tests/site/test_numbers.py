@@ -16,7 +16,7 @@ def numbers(pages) -> dict[str, dict[str, tuple[str, str]]]:
     found = {}
     for name, page in pages.items():
         html = re.sub("<code.*?</code>", "", page.html, flags=re.S)
-        # No TeX is left, neither in a formula nor in a number.
+        # Neither a formula nor an equation number contains TeX.
         assert not re.search(r'"arithmatex">\s*\\|\\tag\{|katex-tag', html), name
         if known := {
             n: (unescape(said), href) for href, said, n in NUMBER.findall(html)
@@ -35,7 +35,7 @@ def test_every_number_says_whose_it_is(numbers):
                 assert re.match(rf"Eqs?\. {number} of {papers}", said), (name, said)
             else:
                 assert said.startswith(f"({number}) is our own number. "), name
-    # The same number belongs to different equations in different papers.
+    # One number belongs to different equations in different papers.
     errata, kimi = numbers["errata.html"], numbers["annotated/kimi.html"]
     assert errata["4"][0].startswith("Eq. 4 of Zhai et al. 2021. AFT-local")
     assert errata["29"][0].startswith("Eq. 29 of Schlag et al. 2021. Sum normalis")
@@ -48,7 +48,7 @@ def test_every_number_says_whose_it_is(numbers):
 def test_a_number_is_explained(look, numbers, page):
     tab = look(page)
     number = tab.locator(".fw-number:visible", has_text="(24)").first
-    # The number is visible to screen readers, too.
+    # Screen readers can also read the equation number.
     assert number.evaluate("e => e.closest('[aria-hidden]')") is None
     shown = expect(tab.locator(".md-tooltip2", has_text=numbers[page]["24"][0]))
     for come, go in (
@@ -59,14 +59,14 @@ def test_a_number_is_explained(look, numbers, page):
         shown.to_be_visible()
         go()
         shown.to_be_hidden()
-    # A full stop is part of its formula, so that it never begins a line.
+    # A full stop is part of the formula before it, and never begins a line.
     assert tab.locator(".katex + :text-matches('^[.,;]')").count() == 0
     assert tab.locator("span.arithmatex .katex", has_text=re.compile(r"[.,]$")).count()
 
 
 @pytest.mark.parametrize("width", [390, 1440])
 def test_numbers_stand_at_the_right_of_their_formulas(look, width):
-    """Each equation number is at the right of its formula, without overlap."""
+    """Each equation number is to the right of its formula, without overlap."""
     tab = look("notebooks/01_fast_weights.html", width=width)
     places = tab.evaluate(asks.BESIDE)
     assert len(places) > 5

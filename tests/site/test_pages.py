@@ -12,16 +12,16 @@ from built import AXE, WIDTH, asks, search, until
 from shift import shift
 
 ALL = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
-#: Rules of axe-core that depend on the colours of a theme.
+#: Rules of axe-core that depend on a theme's colours.
 COLOURS = ["color-contrast", "link-in-text-block"]
-#: One small page of each kind, because axe-core takes most of the time.
+#: One small page of each kind, because axe-core dominates the running time.
 KINDS = (
     *("index", "course", "cheatsheet", "reproduce/ablation", "api/plots"),
     *("results", "results/speed", "results/tables"),
     *("figures/memory", "notebooks/09_chunks", "annotated/fwp"),
     *("annotated/equations", "annotated/source/layers/aft"),
 )
-#: The smallest font size in plots on a phone, by the first letters of a page's path.
+#: The smallest font size in plots on a phone, by the beginning of a page's path.
 PLOTS = {"results": 11, "reproduce/": 11, "kernels/": 11, "notebooks/": 9}
 
 
@@ -50,7 +50,7 @@ def walk(look, pages, dark: list[str]) -> Counter:
     """
     axe = AXE.read_text("utf-8")
     wrong, seen = {}, Counter()
-    # Open all folded parts, so that they are checked, too.
+    # Open all folded parts, so that the test also checks hidden text.
     opened = "localStorage['fwlab.progress'] = '[\"everything\"]';"
     tab = look("404.html", motion="reduce", script=opened + asks.SMOOTH)
     base = tab.url.removesuffix("404.html")
@@ -100,7 +100,7 @@ def examined(tab, scheme: str, width: int, rules: list[str]) -> list[str]:
 
 
 def test_first_screens_stay_where_they_are(browser, address, site):
-    """On a phone, first screens do not move while scripts, fonts and figures load."""
+    """On a phone, the first screen is stable while scripts, fonts and figures load."""
     for page in ("index", "notebooks/04_delta_rule", "figures/memory"):
         assert shift(browser, f"{address}{page}.html") <= 0.01, page
     # A page that moves late exceeds the limit; otherwise the test could not fail.
@@ -126,7 +126,7 @@ def test_a_table_is_sorted_by_a_column(look):
 
 
 def test_pages_are_light(look, site, pages):
-    """Pages load less than 400 kB, compressed and without fonts, before interaction."""
+    """Before interaction, pages load less than 400 kB, compressed and without fonts."""
 
     @cache
     def packed(name: str) -> int:
@@ -136,10 +136,10 @@ def test_pages_are_light(look, site, pages):
         """Return the files that the HTML of a page loads."""
         urls = {urljoin(f"http://site/{page}", u) for u in pages[page].loads}
         paths = {urlsplit(u).path.lstrip("/") for u in urls if "http://site/" in u}
-        # The head also names the previous and the next page; drop them.
+        # Drop the previous and the next page, which the head also names.
         return {p for p in paths if (site / p).is_file() and ".html" not in p} | {page}
 
-    # Scripts fetch more files; scripts of the theme fetch the same for every page.
+    # Scripts fetch more files; the theme's scripts fetch equal files on every page.
     tab = look("index.html")
     tab.wait_for_load_state("networkidle")
     entries = "performance.getEntriesByType('resource').map((e) => e.name)"

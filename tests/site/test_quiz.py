@@ -37,7 +37,7 @@ def in_a_notebook(name, answer) -> str:
 
 
 def shown(text: str) -> str:
-    """Convert text of a terminal to the text that a page shows."""
+    """Convert terminal output to the text that a page shows."""
     return unescape(re.sub("<[^>]*>", "", tex.typeset(text)))
 
 
@@ -109,7 +109,7 @@ def test_without_scripts_the_answer_unfolds(site):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_no_cell_names_the_answer_that_it_reveals(path):
-    """A cell computes the answer it reveals, because a constant would give it away."""
+    """A cell computes the answer that it reveals, because a constant would show it."""
     cells = json.loads(path.read_text("utf-8"))["cells"]
     named = [
         (cell["id"], ast.unparse(argument))

@@ -54,7 +54,7 @@ def test_the_index_has_every_claim(built, site):
     assert written == hook.table(), "python docs/hooks/reproduce.py writes this file"
     sums = re.findall(r"</svg> [a-z ]+ <b>(\d+)</b>", page)
     assert sum(map(int, sums)) == len(rows)
-    # Each mark links to the row of its claim, with the same title and fill.
+    # Each mark links to the row of its claim, and has the claim's title and fill.
     marks = re.findall('href="#(.+?)" title="(.+?)" aria-label=.+?fill="(.)', page)
     fills = {"published": "c", "ours": "n"}  # "c" is currentColor, "n" is none.
     assert [mark[1:] for mark in marks] == [
@@ -92,7 +92,7 @@ def test_claims_are_chosen_and_sorted(look):
 
 # --- Numbers in the text ------------------------------------------------
 
-#: Patterns of the section with our results, and of code, formulas and links.
+#: Patterns for the section with our results, and for code, formulas and links.
 SPOKEN = re.compile(r"^## Result$.*?(?=^## |\Z)", re.M | re.S)
 NO_TEXT = re.compile(r"`[^`]*`|\$[^$]*\$|\]\([^)]*\)|<!-- reproduce: .*?-->")
 NUMBER = r"(?<![\w.,])(\d[\d,]*(?:\.\d+)?)(?: ?(?:%|million|thousand))?"
@@ -105,7 +105,7 @@ def said(text: str) -> list[tuple[str, str, str]]:
 
 
 def unsaid(text: str) -> list[str]:
-    """List decimals and percentages in result sections without a source comment."""
+    """In result sections, list decimals and percentages without a source comment."""
     plain = NO_TEXT.sub("", "".join(SPOKEN.findall(text)))
     plain = re.sub(f"{NUMBER}{hook.CHECKED.pattern}", "", plain)
     found = re.finditer(rf"{NUMBER}", plain)
@@ -144,14 +144,14 @@ def test_numbers_of_the_text_are_those_of_the_results(page):
     assert unsaid(text) == []
 
 
-#: Experiments that draw the best learning rate, which one point may not change.
+#: Experiments that plot the best learning rate, which one result may not change.
 CHOSEN = "rates", "erasing"
 MARKS = [name for name in EXPERIMENTS if hook._load(name, True) and name not in CHOSEN]
 
 
 @pytest.mark.parametrize("name", MARKS)
 def test_only_what_was_run_is_drawn(name):
-    """The figure of an experiment changes if one point is removed."""
+    """The figure of an experiment changes if one result is removed."""
     points = hook._load(name, True)["points"]
 
     def drawing(points):

@@ -14,7 +14,7 @@ from frame import Points
 
 RESULTS = ROOT / "docs" / "results"
 PAGE, SPEED, TABLES = "results.html", "results/speed.html", "results/tables.html"
-#: The names of the plots on each page of results, in order.
+#: The names of the plots on each results page, in order.
 DRAWN = {
     PAGE: "losses erasing decay hybrids longer carried fla operations steps",
     SPEED: "operations peers steps lengths batches decoding generation",
@@ -76,7 +76,7 @@ def test_a_finding_is_a_claim_a_chart_and_forty_words(pages_of):
 
 
 def test_every_table_has_its_numbers(pages_of, site):
-    """Each table links to its numbers, and all rows have the same number of cells."""
+    """Each table links to the numbers, and all rows have the same number of cells."""
     for section in pages_of[TABLES].split("<h2 ")[1:]:
         files = re.findall(
             r'<a href="([\w-]+\.json)">(?:JSON|all numbers)</a>', section
@@ -87,7 +87,7 @@ def test_every_table_has_its_numbers(pages_of, site):
 
 
 def said(label: str) -> dict[str, list[float]]:
-    """Parse the numbers of each row from the text alternative of a chart."""
+    """Parse the numbers of each row from a chart's text alternative."""
     label = re.sub(r"(?<=\d),(?=\d{3})", "", label.replace("−", "-"))
     rows = label.partition("): ")[2].removesuffix(".").split("; ")
     found = (re.match(r"(.*?) ([+-]?\d[\d.]*(?: / [\d.]+)*)$", row) for row in rows)
@@ -158,7 +158,7 @@ def test_no_bare_mixer_but_feedback_is_below_no_memory():
     loss = final()
     below = {name for name, seeds in loss.items() if min(seeds) < max(no_memory())}
     assert below == {"feedback", "feedback-shared"}
-    # The loss of Transformer-XL is below all rules, and above all hybrids.
+    # Transformer-XL has a lower loss than rules, and a higher loss than hybrids.
     rules = ("sum", "gated", "delta", "gated-delta", "fwp")
     assert mean(loss["softmax"]) > mean(loss["delta"])
     assert max(loss["transformer-xl"]) < min(mean(loss[rule]) for rule in rules)
@@ -168,7 +168,7 @@ def test_no_bare_mixer_but_feedback_is_below_no_memory():
 
 
 def test_pages_of_kernels_say_what_was_measured():
-    """Every paragraph of a kernel page that states rates or times names the GPU."""
+    """On kernel pages, every paragraph that states rates or times names the GPU."""
     for path in sorted((ROOT / "docs" / "kernels").glob("*.md")):
         page = path.read_text("utf-8")
         for paragraph in page.partition("\n# ")[2].split("\n\n"):

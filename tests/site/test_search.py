@@ -13,8 +13,8 @@ from built import asks, search
 from fwlab.exercises import EXERCISES, QUESTIONS
 from fwlab.exercises.notation import printed
 
-#: Queries by the page that must be their first result.
-#: They are terms of the site, synonyms, symbols, questions, misspellings and prefixes.
+#: Queries, by the page that must be the first result.
+#: Queries are terms, synonyms, symbols, questions, misspellings and prefixes.
 FOUND = {
     "annotated/aft-window": ["aft-local"],
     "annotated/equations": ["eq24", "equation 24"],
@@ -61,7 +61,7 @@ FOUND = {
     "transformers": ["hugging face", "use with huggingface"],
 }
 QUERIES = {query: place for place, queries in FOUND.items() for query in queries}
-#: JavaScript that runs the script of the search in Node.
+#: JavaScript that runs the search script in Node.
 ASK = """
 const [script, ...queries] = process.argv.slice(1);
 const worker = vm.createContext({ URLSearchParams });
@@ -93,7 +93,7 @@ def test_what_comes_first(site):
 
 
 def test_it_has_the_whole_text(site, sections):
-    """The search index has all text and code once, and the theme's index is empty."""
+    """The search index contains all text and code once; the theme's index is empty."""
     theme = json.loads((site / "search" / "search_index.json").read_text("utf-8"))
     assert theme["docs"] == []
     said = {"title": "", "text": "", "code": ""}

@@ -47,7 +47,7 @@ def test_task(look, way, goal, words):
 
 
 def test_five_ways_in(look):
-    """Each page has the same five sections in its menu, and a path above its title."""
+    """Every page has five sections in the menu, and a path above its title."""
     for page in ("index.html", "annotated/delta.html", "results/speed.html"):
         tabs = look(page).locator(".md-tabs__link")
         wanted = ["Learn", "Play", "Code", "Evidence", "Help"]

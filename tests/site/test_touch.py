@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 from built import until
 
-#: Handles: the figure, and the part of its state that the handle changes.
+#: Handles: a figure, and the part of the figure's state that the handle changes.
 HANDLES = {
     "Key A": ("memory", "pairs[0].degrees"),
     "New value": ("memory", "next.value"),
