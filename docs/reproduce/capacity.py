@@ -124,7 +124,7 @@ def bound(beyond: Points):
         protocol=protocol(beyond(ask=ALL)),
         seeds=1,
     )
-    # In the authors' evaluation, losses of the same layers can be below the law.
+    # Evaluated as in the authors' code, losses can be below the law's lower bound.
     same = beyond(map="dpfp-2", S=320)
     theirs, ours = ([min(same[x])] for x in ("loss_published", "loss"))
     claim = order(

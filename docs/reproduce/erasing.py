@@ -146,7 +146,7 @@ class Erasing(nn.Module):
         """
         if self.erased == NONE:
             return (q @ k.mT * beta[..., None, :]).tril() @ v
-        if self.erased == FADE:  # Decay W as the delta rule does along its key.
+        if self.erased == FADE:  # Decay all of W, as the delta rule does along k only.
             kept = (1 - beta * k.square().sum(-1)).clamp(min=1e-6).log().cumsum(-1)
             left = (kept[..., :, None] - kept[..., None, :]).tril().exp()
             return (q @ k.mT * left * beta[..., None, :]).tril() @ v

@@ -100,7 +100,7 @@ class Points(list[Point]):
 
 
 def paired(*sides: Points) -> list[tuple[float, ...]]:
-    """Return tuples of losses, one per side, for each seed that occurs on all sides."""
+    """Match losses by seed; return a tuple, one loss per side, for each shared seed."""
     each = [dict(zip(side["seed"], side["loss"], strict=True)) for side in sides]
     seeds = [seed for seed in each[0] if all(seed in side for side in each)]
     return [tuple(side[seed] for side in each) for seed in seeds]

@@ -222,7 +222,7 @@ def of_the_table(points: Points) -> Points:
 
 
 def small(points: Points) -> Points:
-    """Select the runs of small delta rule models, and add their optimiser steps."""
+    """Select the runs of small delta rule models, and add a column `steps` to them."""
     own = points(model="delta", map="linear")
     return Points(p | {"steps": n} for n in SMALL for p in own(size=SMALL[n]))
 

@@ -54,7 +54,7 @@ class Series(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
-    """Describe a retrieval task and the grids of its series.
+    """Define a retrieval task by its series (rule, feature map) and their settings.
 
     - `series`: rules and feature maps.
     - `repeat`: True if keys return, in sequences of 2S pairs.

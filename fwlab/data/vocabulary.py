@@ -99,7 +99,7 @@ class Characters(Vocabulary):
 
 
 class Words(Vocabulary):
-    r"""Convert between numbers and words that blanks or ends of lines separate.
+    r"""Convert between numbers and words separated by spaces or newlines.
 
     - `vocabulary`: the words by token number, each once: `<eos>`, the end
       of a line, among them, and `<unk>` if there are to be unknown words.

@@ -90,7 +90,7 @@ def ask(
 
 
 def normal(generator: Generator, *shape: int) -> Tensor:
-    """Return standard normal numbers of a given shape in float64."""
+    """Draw a float64 tensor of a given shape from a standard normal distribution."""
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 

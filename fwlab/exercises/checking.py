@@ -161,7 +161,7 @@ def hint(name: Any, number: int = 1) -> None:
 
 
 def solution(name: Any) -> None:
-    """Print a solution of an exercise, a derivation or a question.
+    """Print the solution to an exercise or derivation, or the answer to a question.
 
     - `name`: the exercise, derivation or question, or a function that answers it.
     """

@@ -305,7 +305,7 @@ def _value(expression: Any, symbols: Mapping[str, Tensor]) -> Tensor:
 
 
 def _forgiving(name: str) -> Callable[..., Any]:
-    """Return a function that calls PyTorch's or Python's `name`, also with numbers."""
+    """Wrap the PyTorch or Python function `name` to accept both numbers and tensors."""
     if name == "range":  # `torch.range` differs from `range`.
         return range
     tried = [getattr(torch, name)]

@@ -147,7 +147,7 @@ class Rate(Write):
 
 
 class Removed(nn.Module):
-    r"""Compute $a = -\hat\kappa$ of RWKV-7, the negative key whose value is erased."""
+    r"""Compute $a = -\hat\kappa$ of RWKV-7, the negated removal key."""
 
     def __init__(self, layer: Any):
         super().__init__()

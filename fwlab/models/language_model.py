@@ -576,7 +576,7 @@ class LanguageModel(nn.Module):
 
 
 def _longest(tokens: int | Tensor) -> int:
-    """Return the number of tokens so far in the longest row."""
+    """Return the number of tokens that the longest row of the batch has read."""
     return int(tokens.max()) if isinstance(tokens, Tensor) else tokens
 
 

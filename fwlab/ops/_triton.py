@@ -130,7 +130,7 @@ def untrusted(capability: tuple[int, int]) -> str | None:
 
 @constant
 def _untrusted(have: tuple[int, int]) -> str | None:
-    """Call `untrusted`, also in a call that `torch.compile` traces."""
+    """Return why the compilers give wrong results, or None, also in a traced call."""
     return untrusted(have)
 
 

@@ -319,7 +319,7 @@ def backward(
             terms = summarize(**{**cuts, **leaves}, corrects=corrects, early=early)
             return {name: x for name, x in terms._asdict().items() if x is not None}
 
-        # Autograd records the terms, and later continues from their gradients.
+        # Autograd records the terms; `go_back` later backpropagates their gradients.
         found, go_back = differentiate(present, {m: cuts[m] for m in made or ["v"]})
         terms = Terms(**{"erase": None, "kept": None, **found})  # type: ignore[arg-type]
         # Compute the gradients of U and the states, from the last chunk to the first.

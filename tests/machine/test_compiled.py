@@ -147,7 +147,7 @@ def build(launch: Launch, capability: tuple[int, int]) -> Any:
 
 
 def choose_ptxas(capability: tuple[int, int]) -> str:
-    """Select one of Triton's ptxas, on Hopper the newer one, and return its version."""
+    """Select one of Triton's ptxas binaries (newer on Hopper); return its version."""
     folder = Path(triton.__file__).parent / "backends/nvidia/bin"
     newer = capability[0] >= _triton.HOPPER
     knobs.nvidia.ptxas = str(folder / ("ptxas-blackwell" if newer else "ptxas"))

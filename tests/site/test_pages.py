@@ -136,7 +136,7 @@ def test_pages_are_light(look, site, pages):
         """Return the files that the HTML of a page loads."""
         urls = {urljoin(f"http://site/{page}", u) for u in pages[page].loads}
         paths = {urlsplit(u).path.lstrip("/") for u in urls if "http://site/" in u}
-        # Drop the previous and the next page, which the head also names.
+        # Drop the previous and the next page, which the head only links to.
         return {p for p in paths if (site / p).is_file() and ".html" not in p} | {page}
 
     # Scripts fetch more files; the theme's scripts fetch equal files on every page.

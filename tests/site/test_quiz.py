@@ -109,7 +109,7 @@ def test_without_scripts_the_answer_unfolds(site):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_no_cell_names_the_answer_that_it_reveals(path):
-    """A cell computes the answer that it reveals, because a constant would show it."""
+    """No cell hard-codes the answer it reveals, as its source would give it away."""
     cells = json.loads(path.read_text("utf-8"))["cells"]
     named = [
         (cell["id"], ast.unparse(argument))

@@ -144,7 +144,7 @@ def test_numbers_of_the_text_are_those_of_the_results(page):
     assert unsaid(text) == []
 
 
-#: Experiments that plot the best learning rate, which one result may not change.
+#: Their figures show the best rates only, so removing a result can have no effect.
 CHOSEN = "rates", "erasing"
 MARKS = [name for name in EXPERIMENTS if hook._load(name, True) and name not in CHOSEN]
 

@@ -479,7 +479,7 @@ def masked_softmax(a: Tensor, hidden: Tensor) -> Tensor:
 
 
 def shapes(given: Any, keep: bool, normalize: bool, lse: bool = False) -> Any:
-    """Return empty tensors like the results of `forward`, with `lse` for kernels."""
+    """Return empty tensors shaped like the results of `forward`, and `lse` if asked."""
     x = Stack(*given)
     (batch, time, d), (layers, heads) = x.x.shape, x.to_q.shape[:2]
     *sizes, past, key = x.past.shape

@@ -52,7 +52,7 @@ def causal(
 
 
 def not_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    r"""Compute AFT-simple without a causal mask: all rows gate the same mean.
+    r"""Compute AFT-simple without a causal mask: all queries gate the same mean.
 
     The mean is 0 if all keys of a sequence are $-\infty$.
 

@@ -127,7 +127,7 @@ def _any(x):
 
 @triton.jit
 def _dot(a, b, PRECISION: tl.constexpr):
-    """Multiply matrices, with sums in float32."""
+    """Multiply matrices, accumulating in float32."""
     return tl.dot(a, b, input_precision=PRECISION)
 
 
